@@ -1,0 +1,11 @@
+/* commands: the entry points of `sluice`. One file cmd_<name>.c each, one row each in the table of sluice.c.
+ * argv[0] is the command's name; the result is the exit code (cli.h has the rules). */
+#ifndef SL_TOOLS_COMMANDS_H
+#define SL_TOOLS_COMMANDS_H
+int sl_cmd_extract(int argc, char **argv);
+int sl_cmd_push(int argc, char **argv);
+int sl_cmd_monitor(int argc, char **argv);
+int sl_cmd_status(int argc, char **argv);
+int sl_cmd_drain(int argc, char **argv);
+int sl_cmd_check(int argc, char **argv);
+#endif
