@@ -8,6 +8,9 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+/* Errors: SL_EDATA for a file that breaks the format (truncated, absurd counts, overlapping tensors, duplicate names, unknown
+ * tensor type), SL_ECONFIG when it cannot be opened or is not a GGUF of version 2 or 3. Everything points into a private
+ * read-only mapping that lives until sl_gguf_close. */
 typedef struct sl_gguf sl_gguf;
 typedef enum { SL_GV_U8, SL_GV_I8, SL_GV_U16, SL_GV_I16, SL_GV_U32, SL_GV_I32, SL_GV_F32, SL_GV_BOOL, SL_GV_STR, SL_GV_ARR, SL_GV_U64, SL_GV_I64, SL_GV_F64 } sl_gguf_type;
 
@@ -40,4 +43,12 @@ const sl_gguf_tensor *sl_gguf_find(const sl_gguf *g, const char *name);
 int sl_gguf_fd(const sl_gguf *g, uint32_t file);
 const void *sl_gguf_data(const sl_gguf *g, const sl_gguf_tensor *t);    /* in the mapping */
 const char *sl_gguf_path(const sl_gguf *g, uint32_t file);
+uint32_t sl_gguf_n_files(const sl_gguf *g);
+uint64_t sl_gguf_file_bytes(const sl_gguf *g, uint32_t file);
+
+/* ggml type ids: name ("Q4_K"), block size along ne[0] in elements and bytes. NULL / 0 for an id that this program has no
+ * layout for. A name does not mean that weights of the type can be used: that is for stages/compute/weights. */
+const char *sl_ggml_type_name(uint32_t type);
+uint32_t sl_ggml_block_elems(uint32_t type);
+uint32_t sl_ggml_block_bytes(uint32_t type);
 #endif
