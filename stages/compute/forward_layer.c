@@ -1,0 +1,166 @@
+/* forward_layer: the math of one decoder layer on one micro-batch. Every formula is in section "Families" of the
+ * README; here is only the order of operations. */
+#include "stages/compute/forward_internal.h"
+
+#define TRY(call)                                                                                                      \
+    do {                                                                                                               \
+        int rc_ = (call);                                                                                              \
+        if (rc_) return rc_;                                                                                           \
+    } while (0)
+
+int sl_forward_layer_mats(sl_layer_weights *w, sl_mat *out[SL_LAYER_MATS]) {
+    sl_mat *all[] = {&w->q,    &w->k,    &w->v,  &w->o,    &w->q_a,      &w->q_b,    &w->kv_a,
+                     &w->kv_b, &w->gate, &w->up, &w->down, &w->moe.gate, &w->moe.up, &w->moe.down};
+    _Static_assert(sizeof all / sizeof *all <= SL_LAYER_MATS, "");
+    int n = 0;
+    for (unsigned i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i]->data) out[n++] = all[i];
+    return n;
+}
+
+static int norm(sl_forward *f, void *out, int64_t os, const void *x, int64_t xs, int64_t T, int64_t groups,
+                const sl_vec *w, double eps, sl_err *err) {
+    return f->ops->rmsnorm(f->ops->ctx, out, os, x, xs, T, groups, w->n, w->data, (float)eps, f->m->spec.norm, err);
+}
+
+static int lin(sl_forward *f, void *out, const void *x, int64_t xs, int64_t T, const sl_mat *w, const sl_vec *bias,
+               sl_err *err) {
+    return f->ops->linear(f->ops->ctx, out, w->n, x, xs, T, w, bias ? bias->data : NULL, err);
+}
+
+sl_attn sl_forward_attn(const sl_model *m, const sl_layer_weights *w, const sl_layer_spec *ls) {
+    const sl_spec *s = &m->spec;
+    sl_attn a = {.heads = m->hq, .scale = s->attn_scale, .window = ls->window, .sinks = w ? w->sinks.data : NULL};
+    if (s->attn == SL_ATTN_MLA) {
+        a.kv_heads = m->hq;
+        a.dqk = s->nope_dim + s->rope_dim;
+        a.dv = s->v_dim;
+        a.k_stride = (int64_t)m->hq * a.dqk;
+        a.k_head_stride = a.dqk;
+        a.v_head_stride = s->nope_dim + s->v_dim;
+        a.v_stride = (int64_t)m->hq * a.v_head_stride;
+    } else {
+        a.kv_heads = m->hkv;
+        a.dqk = a.dv = s->head_dim;
+        a.k_stride = a.v_stride = (int64_t)m->hkv * s->head_dim;
+        a.k_head_stride = a.v_head_stride = s->head_dim;
+    }
+    a.q_stride = (int64_t)m->hq * a.dqk;
+    a.o_stride = (int64_t)m->hq * a.dv;
+    return a;
+}
+
+/* q, k, v with biases; per-head norms before the rotation. */
+static int qkv_gqa(sl_forward *f, const sl_layer_weights *w, const sl_attn *a, int64_t T, const int32_t *pos,
+                   const float *cs, sl_err *err) {
+    const sl_spec *s = &f->m->spec;
+    sl_ops *p = f->ops;
+    uint8_t *xn = f->ws + f->at.xn, *q = f->ws + f->at.q, *k = f->ws + f->at.k, *v = f->ws + f->at.v;
+    TRY(lin(f, q, xn, s->width, T, &w->q, &w->q_bias, err));
+    TRY(lin(f, k, xn, s->width, T, &w->k, &w->k_bias, err));
+    TRY(lin(f, v, xn, s->width, T, &w->v, &w->v_bias, err));
+    if (w->q_norm.data) TRY(norm(f, q, a->q_stride, q, a->q_stride, T, a->heads, &w->q_norm, s->eps, err));
+    if (w->k_norm.data) TRY(norm(f, k, a->k_stride, k, a->k_stride, T, a->kv_heads, &w->k_norm, s->eps, err));
+    int32_t rd = sl_spec_rope_dim(s);
+    TRY(p->rope(p->ctx, q, a->q_stride, T, a->heads, a->dqk, 0, rd, cs, pos, s->rope_kind, err));
+    return p->rope(p->ctx, k, a->k_stride, T, a->kv_heads, a->dqk, 0, rd, cs, pos, s->rope_kind, err);
+}
+
+/* MLA in its expanded form: latent -> every head's k_nope and v; one rotated k_pe shared by all heads. */
+static int qkv_mla(sl_forward *f, const sl_layer_weights *w, const sl_attn *a, int64_t T, const int32_t *pos,
+                   const float *cs, sl_err *err) {
+    const sl_spec *s = &f->m->spec;
+    sl_ops *p = f->ops;
+    uint8_t *xn = f->ws + f->at.xn, *q = f->ws + f->at.q, *k = f->ws + f->at.k, *kv = f->ws + f->at.v;
+    uint8_t *qa = f->ws + f->at.qa, *ckv = f->ws + f->at.ckv;
+    int64_t latent = s->kv_lora + s->rope_dim;
+    if (s->q_lora) {
+        TRY(lin(f, qa, xn, s->width, T, &w->q_a, NULL, err));
+        TRY(norm(f, qa, s->q_lora, qa, s->q_lora, T, 1, &w->q_a_norm, s->eps_lora, err));
+        TRY(lin(f, q, qa, s->q_lora, T, &w->q_b, NULL, err));
+    } else {
+        TRY(lin(f, q, xn, s->width, T, &w->q_b, NULL, err));
+    }
+    TRY(lin(f, ckv, xn, s->width, T, &w->kv_a, NULL, err));
+    TRY(norm(f, ckv, latent, ckv, latent, T, 1, &w->kv_a_norm, s->eps_lora,
+             err)); /* the latent part; k_pe stays as it is */
+    TRY(lin(f, kv, ckv, latent, T, &w->kv_b, NULL, err));
+    TRY(p->rope(p->ctx, ckv, latent, T, 1, latent, s->kv_lora, s->rope_dim, cs, pos, s->rope_kind, err));
+    TRY(p->rope(p->ctx, q, a->q_stride, T, a->heads, a->dqk, s->nope_dim, s->rope_dim, cs, pos, s->rope_kind, err));
+    return p->mla_k(p->ctx, k, kv, ckv + (uint64_t)s->kv_lora * f->es, latent, T, a->heads, s->nope_dim, s->rope_dim,
+                    s->v_dim, err);
+}
+
+/* part = this rank's share of attention(norm(h)) */
+static int attention_block(sl_forward *f, const sl_layer_weights *w, const sl_layer_spec *ls, const sl_micro *mb,
+                           sl_err *err) {
+    const sl_spec *s = &f->m->spec;
+    sl_ops *p = f->ops;
+    sl_attn a = sl_forward_attn(f->m, w, ls);
+    uint8_t *h = f->h + (uint64_t)mb->t0 * (uint64_t)s->width * f->es, *xn = f->ws + f->at.xn;
+    const int32_t *pos = f->pos + mb->t0;
+    const float *cs = f->rope[ls->rope];
+    TRY(norm(f, xn, s->width, h, s->width, mb->T, 1, &w->attn_norm, s->eps, err));
+    const uint8_t *v = f->ws + f->at.v;
+    if (s->attn == SL_ATTN_MLA) {
+        TRY(qkv_mla(f, w, &a, mb->T, pos, cs, err));
+        v += (uint64_t)s->nope_dim * f->es;
+    } else {
+        TRY(qkv_gqa(f, w, &a, mb->T, pos, cs, err));
+    }
+    TRY(p->attention(p->ctx, f->ws + f->at.o, f->ws + f->at.q, f->ws + f->at.k, v, mb->cu, mb->S, &a, err));
+    return lin(f, f->ws + f->at.part, f->ws + f->at.o, a.o_stride, mb->T, &w->o, &w->o_bias, err);
+}
+
+/* out = down(glu(gate(x), up(x))): the dense MLP or the shared expert */
+static int glu_mlp(sl_forward *f, const sl_layer_weights *w, void *out, int64_t T, sl_err *err) {
+    const sl_spec *s = &f->m->spec;
+    sl_ops *p = f->ops;
+    uint8_t *xn = f->ws + f->at.xn, *g = f->ws + f->at.gate, *u = f->ws + f->at.up;
+    int64_t I = w->gate.n;
+    TRY(lin(f, g, xn, s->width, T, &w->gate, NULL, err));
+    TRY(lin(f, u, xn, s->width, T, &w->up, NULL, err));
+    TRY(p->glu(p->ctx, g, g, I, u, I, T, I, s->glu, s->glu_limit, err));
+    return lin(f, out, g, I, T, &w->down, NULL, err);
+}
+
+static int moe_mlp(sl_forward *f, const sl_layer_weights *w, int64_t T, sl_err *err) {
+    const sl_spec *s = &f->m->spec;
+    sl_ops *p = f->ops;
+    uint8_t *xn = f->ws + f->at.xn, *part = f->ws + f->at.part;
+    int32_t *idx = (int32_t *)(f->ws + f->at.idx);
+    float *weight = (float *)(f->ws + f->at.weight);
+    sl_router r = s->router;
+    r.bias = w->router_bias.data;
+    r.logit_bias = w->router_logit_bias.data;
+    TRY(p->route(p->ctx, idx, weight, xn, T, s->width, &w->router, &r, err));
+    TRY(p->moe(p->ctx, part, xn, T, s->width, idx, weight, &w->moe, err));
+    if (!w->gate.data) return 0;
+    /* routed and shared partials are added here, so that the ranks reduce once */
+    TRY(glu_mlp(f, w, f->ws + f->at.shared, T, err));
+    return p->add(p->ctx, part, f->ws + f->at.shared, T * s->width, err);
+}
+
+/* Sum over ranks, the norm that Gemma puts behind a block, and into the residual. */
+static int finish_block(sl_forward *f, const sl_vec *post, const sl_micro *mb, sl_err *err) {
+    const sl_spec *s = &f->m->spec;
+    uint8_t *h = f->h + (uint64_t)mb->t0 * (uint64_t)s->width * f->es, *part = f->ws + f->at.part;
+    int64_t n = mb->T * s->width;
+    if (f->coll->tp > 1) TRY(f->coll->allreduce(f->coll, part, n, err));
+    if (post->data) TRY(norm(f, part, s->width, part, s->width, mb->T, 1, post, s->eps, err));
+    return f->ops->add(f->ops->ctx, h, part, n, err);
+}
+
+int sl_forward_layer(sl_forward *f, const sl_layer_weights *w, const sl_layer_spec *ls, const sl_micro *mb,
+                     sl_err *err) {
+    const sl_spec *s = &f->m->spec;
+    TRY(attention_block(f, w, ls, mb, err));
+    TRY(finish_block(f, &w->post_attn_norm, mb, err));
+    uint8_t *h = f->h + (uint64_t)mb->t0 * (uint64_t)s->width * f->es;
+    TRY(norm(f, f->ws + f->at.xn, s->width, h, s->width, mb->T, 1, &w->mlp_norm, s->eps, err));
+    if (ls->mlp == SL_MLP_MOE)
+        TRY(moe_mlp(f, w, mb->T, err));
+    else
+        TRY(glu_mlp(f, w, f->ws + f->at.part, mb->T, err));
+    return finish_block(f, &w->post_mlp_norm, mb, err);
+}

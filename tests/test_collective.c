@@ -1,0 +1,183 @@
+/* collective: sums over ranks that are threads, at several widths and sizes, against a sum made here; agreement; a life
+ * left behind. Run under ThreadSanitizer too. */
+#include "stages/compute/collective.h"
+#include <pthread.h>
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#define MAX_ELEMS 4096
+#define ROUNDS    40
+
+static int copy_bytes(void *ctx, void *dst, const void *src, uint64_t n, sl_err *err) {
+    (void)ctx, (void)err;
+    memcpy(dst, src, n);
+    return 0;
+}
+static sl_ops host_ops(sl_dtype act) {
+    return (sl_ops){.name = "test", .act = act, .upload = copy_bytes, .download = copy_bytes};
+}
+
+/* Values whose sum in rank order differs from the sum in another order, so that the order is tested. */
+static float value(int rank, int round, int64_t i) {
+    uint32_t x = (uint32_t)(i * 2654435761u) ^ (uint32_t)(rank * 40503u + round * 977u);
+    x ^= x >> 15, x *= 2246822519u, x ^= x >> 13;
+    return ((float)(x & 0xffffff) / 8388608.0f - 1.0f) * (float)(1 << (x >> 28));
+}
+static uint16_t bf16(float f) {
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+static float unbf16(uint16_t v) {
+    uint32_t u = (uint32_t)v << 16;
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
+
+typedef struct job {
+    int fd, rank, tp, bad;
+    uint32_t epoch;
+    sl_dtype act;
+} job;
+
+static int64_t size_of(int round) {
+    static const int64_t n[] = {1, 31, 32, 33, 1000, MAX_ELEMS, MAX_ELEMS + 1, 3 * MAX_ELEMS + 77};
+    return n[round % 8];
+}
+
+static void one_round(job *j, sl_coll *c, int round, void *buf) {
+    int64_t n = size_of(round);
+    for (int64_t i = 0; i < n; i++) {
+        if (j->act == SL_F32)
+            ((float *)buf)[i] = value(j->rank, round, i);
+        else
+            ((uint16_t *)buf)[i] = bf16(value(j->rank, round, i));
+    }
+    sl_err err = {0};
+    if (c->allreduce(c, buf, n, &err)) j->bad++;
+    for (int64_t i = 0; i < n; i++) {
+        float sum = 0;
+        for (int r = 0; r < j->tp; r++) {
+            float v = value(r, round, i);
+            v = j->act == SL_F32 ? v : unbf16(bf16(v));
+            sum = r ? sum + v : v;
+        }
+        if (j->act == SL_F32 ? ((float *)buf)[i] != sum : ((uint16_t *)buf)[i] != bf16(sum)) j->bad++;
+    }
+}
+
+static void *rank_main(void *arg) {
+    job *j = arg;
+    sl_ops ops = host_ops(j->act);
+    sl_coll *c;
+    sl_err err = {0};
+    if (sl_coll_shm_open(&c, j->fd, j->rank, j->tp, j->epoch, &ops, &err)) {
+        j->bad = 1000;
+        return NULL;
+    }
+    void *buf = malloc((3 * MAX_ELEMS + 77) * 4);
+    for (int round = 0; round < ROUNDS; round++) {
+        one_round(j, c, round, buf);
+        uint64_t lo, hi;
+        if (c->agree(c, (uint64_t)(100 * round + j->rank), &lo, &hi, &err) || lo != (uint64_t)(100 * round) ||
+            hi != (uint64_t)(100 * round + j->tp - 1))
+            j->bad++;
+        if (round % 5 == 0 && c->barrier(c, &err)) j->bad++;
+    }
+    free(buf);
+    c->destroy(c);
+    return NULL;
+}
+
+static void run_group(int fd, int tp, sl_dtype act, uint32_t epoch) {
+    pthread_t t[8];
+    job j[8];
+    for (int r = 0; r < tp; r++) {
+        j[r] = (job){.fd = fd, .rank = r, .tp = tp, .act = act, .epoch = epoch};
+        assert_int_equal(pthread_create(&t[r], NULL, rank_main, &j[r]), 0);
+    }
+    for (int r = 0; r < tp; r++) {
+        pthread_join(t[r], NULL);
+        assert_int_equal(j[r].bad, 0);
+    }
+}
+
+static void test_sums(void **state) {
+    (void)state;
+    static const int widths[] = {2, 3, 4, 8};
+    for (int w = 0; w < 4; w++)
+        for (int act = 0; act < 2; act++) {
+            sl_err err = {0};
+            int fd = sl_coll_shm_create_region(widths[w], MAX_ELEMS, &err);
+            assert_true(fd >= 0);
+            run_group(fd, widths[w], act ? SL_BF16 : SL_F32, 1);
+            close(fd);
+        }
+}
+
+/* A life that died between two barriers leaves its flags; the next epoch on the same region is not disturbed. */
+static void *die_early(void *arg) {
+    job *j = arg;
+    sl_ops ops = host_ops(SL_F32);
+    sl_coll *c;
+    sl_err err = {0};
+    float x[100] = {0};
+    if (sl_coll_shm_open(&c, j->fd, j->rank, j->tp, j->epoch, &ops, &err)) return NULL;
+    c->allreduce(c, x, 100, &err);
+    c->allreduce(c, x, 100, &err);
+    j->bad = c->barrier(c, &err); /* rank 1 waits for rank 0, which never comes */
+    c->destroy(c);
+    return NULL;
+}
+
+static void test_epochs(void **state) {
+    (void)state;
+    sl_err err = {0};
+    int fd = sl_coll_shm_create_region(2, MAX_ELEMS, &err);
+    assert_true(fd >= 0);
+    sl_ops ops = host_ops(SL_F32);
+    sl_coll *c0;
+    job late = {.fd = fd, .rank = 1, .tp = 2, .epoch = 7};
+    pthread_t t;
+    assert_int_equal(pthread_create(&t, NULL, die_early, &late), 0);
+    assert_int_equal(sl_coll_shm_open(&c0, fd, 0, 2, 7, &ops, &err), 0);
+    float x[100] = {0};
+    assert_int_equal(c0->allreduce(c0, x, 100, &err), 0);
+    assert_int_equal(c0->allreduce(c0, x, 100, &err), 0);
+    c0->destroy(c0);
+    run_group(fd, 2, SL_F32, 8); /* rank 1 of epoch 7 still waits: it is told that its time is over */
+    pthread_join(t, NULL);
+    assert_int_equal(late.bad, SL_ETEMP);
+    close(fd);
+}
+
+static void test_refused(void **state) {
+    (void)state;
+    sl_err err = {0};
+    assert_int_equal(sl_coll_shm_create_region(1, 10, &err), SL_ECONFIG);
+    assert_int_equal(sl_coll_shm_create_region(2, 0, &err), SL_ECONFIG);
+    int fd = sl_coll_shm_create_region(3, 100, &err);
+    assert_true(fd >= 0);
+    sl_coll *c;
+    sl_ops ops = host_ops(SL_F32);
+    assert_int_equal(sl_coll_shm_open(&c, fd, 0, 2, 1, &ops, &err), SL_EINTERNAL); /* made for three */
+    assert_int_equal(sl_coll_shm_open(&c, fd, 3, 3, 1, &ops, &err), SL_EINTERNAL);
+    assert_int_equal(sl_coll_shm_open(&c, fd, 0, 3, 0, &ops, &err), SL_EINTERNAL);
+    close(fd);
+    FILE *f = tmpfile();
+    assert_non_null(f);
+    assert_int_equal(sl_coll_shm_open(&c, fileno(f), 0, 3, 1, &ops, &err), SL_EINTERNAL); /* empty */
+    fclose(f);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sums), cmocka_unit_test(test_epochs),
+                                       cmocka_unit_test(test_refused)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
