@@ -93,7 +93,7 @@ typedef struct sl_boot {
 
     char sock_progress[256], sock_control[256];
     uint32_t log_level;
-    uint32_t fault;                /* test only: sl_fault of tests/faults.h, injected by rank `fault_rank` at batch `fault_batch` */
+    uint32_t fault;                /* test only: sl_fault of ipc/faults.h, injected by rank `fault_rank` at batch `fault_batch` */
     uint32_t fault_rank, fault_batch;
     char crash_points[512];        /* test only: "name:count,..." see ipc/crash.h */
 } sl_boot;
@@ -104,6 +104,8 @@ uint64_t sl_boot_layout_hash(void);
 int sl_boot_create(sl_boot *b, sl_err *err);
 /* Map read-only and check; every index and string is bounds-checked here, so stages may trust the rest. */
 int sl_boot_attach(const sl_boot **out, int fd, sl_err *err);
+/* The checks of sl_boot_attach on a block in memory (the supervisor runs them before it starts anything). SL_EINTERNAL. */
+int sl_boot_check(const sl_boot *b, sl_err *err);
 
 /* ctl: one page a group plus one global, written by sluiced only. Stages read it each turn of their loop. */
 typedef struct sl_ctl_page {

@@ -22,9 +22,11 @@
  * Gather checks each chunk as it comes, and when all N END descriptors of a batch are in, publishes in ONE sl_ring_publish
  * of the sample ring: SL_DESC_BATCH, then one SL_DESC_SAMPLE per row. Then it advances "validated" of the chunk rings past
  * the batch, then "gathered" of the batch ring. After a crash in between, the last descriptors of the sample ring say what
- * was already published. Chunks of an older epoch are skipped by advancing "validated" over them without publishing.
+ * was already published. If every rank finished a batch before its group died, the batch is used. Otherwise chunks of an older epoch are skipped by advancing "validated" over them without publishing.
  *
- * The writer, for each SL_DESC_BATCH: finds the batch's chunks in the chunk rings itself (descriptors in
+ * The writer handles an SL_DESC_BATCH once the batch ring's "gathered" has passed its bpos: gathered is advanced last, so
+ * all of the batch's chunks then lie before "validated", and the writer may advance "released" of the batch ring. (Gather
+ * rings the writer's bell after that too.) The writer, for each SL_DESC_BATCH: finds the batch's chunks in the chunk rings itself (descriptors in
  * [released, validated) with this epoch and bpos), writes and commits its rows, then advances "released" of the chunk
  * rings past that batch's END, of the batch ring past bpos, of the sample ring past the batch. When the sample ring holds
  * nothing unprocessed, everything in [released, validated) of the chunk rings (validated read BEFORE looking at the sample
@@ -80,6 +82,8 @@ typedef struct sl_batch_view {
 } sl_batch_view;
 uint64_t sl_batch_bytes(uint32_t n_rows, uint32_t n_tokens, uint64_t string_bytes);
 int sl_batch_open(sl_batch_view *v, const sl_ring *batch_ring, uint64_t pos, sl_err *err);
+/* The checks of sl_batch_open on a descriptor and its slot of `slot_bytes` bytes, wherever they lie (8-byte aligned). */
+int sl_batch_parse(sl_batch_view *v, const sl_desc_input *d, uint64_t pos, const void *slot, uint64_t slot_bytes, sl_err *err);
 
 /* ---- chunk ring ---- */
 typedef struct sl_desc_chunk {

@@ -89,8 +89,10 @@ typedef int (*sl_journal_each)(void *arg, const void *rec128, sl_err *err);
 int sl_journal_open(sl_journal **out, const char *path, uint32_t magic, sl_journal_each each, void *arg, sl_err *err);
 int sl_journal_append(sl_journal *j, void *rec128, sl_err *err); /* fills magic, length, crc; buffered */
 int sl_journal_sync(sl_journal *j, sl_err *err);                 /* write + fdatasync; ENOSPC -> SL_ETEMP and nothing lost: call again */
-uint64_t sl_journal_count(const sl_journal *j);
-void sl_journal_close(sl_journal *j);
+uint64_t sl_journal_count(const sl_journal *j); /* records on disk and waiting, headers included */
+void sl_journal_close(sl_journal *j);           /* drops what was not synced (it was never acknowledged) */
+/* Magic, length and CRC of one record are right. */
+bool sl_journal_record_ok(const void *rec128, uint32_t magic);
 
 /* Read side: follow a growing log from record number *at; calls `each` per good record, advances *at; stops quietly at a
  * torn or missing tail. SL_EDATA when a bad record is followed by good ones (corruption, not a torn tail). */

@@ -13,6 +13,8 @@ typedef enum { SL_DEBUG, SL_INFO, SL_WARN, SL_ERROR } sl_level;
 /* Name this process in its log lines ("rank0.1"); copies `who` (<= 31 bytes). Call once at start; not thread-safe. */
 void sl_log_init(const char *who, sl_level min);
 void sl_log(sl_level lv, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* Print a pending "(repeated N times)" now: call before exit. */
+void sl_log_flush(void);
 /* Warnings logged by this process so far (the monitor's flag). */
 unsigned long sl_log_warnings(void);
 int sl_log_level_parse(const char *name, sl_level *out); /* debug|info|warn|error; 0 or SL_EUSAGE */
