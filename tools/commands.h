@@ -8,4 +8,5 @@ int sl_cmd_monitor(int argc, char **argv);
 int sl_cmd_status(int argc, char **argv);
 int sl_cmd_drain(int argc, char **argv);
 int sl_cmd_check(int argc, char **argv);
+int sl_cmd_bench(int argc, char **argv);
 #endif

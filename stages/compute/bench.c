@@ -1,0 +1,194 @@
+#include "stages/compute/bench.h"
+#include "stages/compute/forward.h"
+#include "ipc/metrics.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct bench {
+    const sl_bench_opts *o;
+    sl_ops *ops;
+    sl_model *model;
+    sl_coll *coll;
+    sl_forward *fwd;
+    sl_forward_row *rows;
+    int32_t *ids;
+    sl_capture captures[SL_MAX_CAPTURES];
+    uint32_t hidx[SL_MAX_CAPTURES], chunk_rows;
+    /* capture */
+    uint8_t *arena;
+    uint64_t arena_bytes, es;
+    uint64_t *sums, ticket;
+    uint32_t *nonfinite;
+} bench;
+
+static int on_state(void *arg, int32_t k, const void *states, int64_t n, sl_err *err) {
+    bench *b = arg;
+    int64_t H = b->model->spec.width;
+    int rc = b->ops->fingerprint(b->ops->ctx, b->sums, b->nonfinite, states, n, H, b->chunk_rows, err);
+    uint64_t off = 0;
+    for (int64_t t = 0; t < n && !rc; t += b->chunk_rows) {
+        if (sl_chunk_owner(0, (uint32_t)k, (uint32_t)(t / b->chunk_rows), (uint32_t)b->o->tp)) continue;
+        int64_t T = n - t < b->chunk_rows ? n - t : b->chunk_rows;
+        uint64_t bytes = (uint64_t)(T * H) * b->es;
+        if (off + bytes > b->arena_bytes) off = 0;
+        rc = b->ops->capture_copy(b->ops->ctx, b->arena + off, (const uint8_t *)states + (uint64_t)(t * H) * b->es,
+                                  bytes, &b->ticket, err);
+        off += bytes;
+    }
+    return rc;
+}
+
+static int open_model(bench *b, sl_bench_result *r, sl_err *err) {
+    const sl_bench_opts *o = b->o;
+    sl_dtype act = o->precision == SL_PREC_F32 ? SL_F32 : SL_BF16;
+    b->es = act == SL_F32 ? 4 : 2;
+    sl_spec *s = calloc(1, sizeof *s);
+    if (!s) return sl_err_set(err, SL_ETEMP, "bench: out of memory");
+    int rc = sl_spec_load(s, o->model, 0, err), n = 0;
+    if (!rc) n = sl_spec_layers(o->layers ? o->layers : "eagle3", s->n_layers, b->hidx, SL_MAX_CAPTURES, err);
+    if (n < 0) rc = n;
+    sl_load_opts lo = {.model = o->model,
+                       .tp = o->tp,
+                       .expert_split = o->expert_split,
+                       .top_layer = n > 0 ? (int)b->hidx[n - 1] : 0,
+                       .random = o->random,
+                       .seed = o->seed,
+                       .random_format = o->random_format};
+    sl_model_plan plan = {0};
+    if (!rc) rc = sl_spec_check_tp(s, o->expert_split, o->tp, err);
+    if (!rc) rc = sl_model_plan_make(&plan, s, &lo, err);
+    if (!rc) snprintf(r->family, sizeof r->family, "%s", s->family);
+    r->params = plan.params;
+    r->weight_bytes = plan.weight_bytes;
+    sl_spec_free(s);
+    free(s);
+    for (int i = 0; i < n; i++) b->captures[i] = (sl_capture){.hidx = b->hidx[i]};
+    r->n_captures = n;
+    if (!rc && o->backend == SL_BACKEND_CPU) rc = sl_ops_cpu_create(&b->ops, o->threads, act, err);
+#ifdef SL_HAVE_CUDA
+    if (!rc && o->backend == SL_BACKEND_CUDA) rc = sl_ops_cuda_create(&b->ops, 0, act, err);
+#endif
+    if (!rc && !b->ops) rc = sl_err_set(err, SL_ECONFIG, "bench: this program was built without that backend");
+    uint64_t t0 = sl_now_ns();
+    if (!rc) rc = sl_model_load(&b->model, &lo, b->ops, err);
+    r->load_s = (double)(sl_now_ns() - t0) / 1e9;
+    return rc ? rc : sl_coll_none_open(&b->coll, err);
+}
+
+static int open_forward(bench *b, sl_bench_result *r, sl_err *err) {
+    const sl_bench_opts *o = b->o;
+    sl_forward_opts fo = {.batch_tokens = (int64_t)o->rows * o->length,
+                          .micro_tokens = o->micro_tokens,
+                          .max_length = o->length,
+                          .max_rows = o->rows,
+                          .captures = b->captures,
+                          .n_captures = r->n_captures};
+    sl_forward_plan p;
+    int rc = sl_forward_plan_make(&p, b->model, b->ops, &fo, err);
+    if (!rc) rc = sl_forward_create(&b->fwd, b->model, b->ops, b->coll, &fo, err);
+    if (rc) return rc;
+    r->workspace_bytes = p.total;
+    r->tokens = fo.batch_tokens;
+    b->chunk_rows = o->chunk_rows ? o->chunk_rows : 256;
+    uint64_t chunks = (uint64_t)(r->tokens + b->chunk_rows - 1) / b->chunk_rows;
+    b->arena_bytes = ((uint64_t)r->tokens * (uint64_t)b->model->spec.width * b->es + 4095) / 4096 * 4096;
+    b->arena = aligned_alloc(4096, b->arena_bytes);
+    b->sums = aligned_alloc(4096, (chunks * 8 + 4095) / 4096 * 4096);
+    b->nonfinite = aligned_alloc(4096, (chunks * 4 + 4095) / 4096 * 4096);
+    b->rows = calloc((size_t)o->rows, sizeof *b->rows);
+    b->ids = calloc((size_t)r->tokens, sizeof *b->ids);
+    if (!b->arena || !b->sums || !b->nonfinite || !b->rows || !b->ids)
+        return sl_err_set(err, SL_ETEMP, "bench: out of memory");
+    memset(b->arena, 0, b->arena_bytes);
+    for (int32_t i = 0; i < o->rows; i++) b->rows[i] = (sl_forward_row){.t0 = (int64_t)i * o->length, .T = o->length};
+    uint64_t x = 88172645463325252ull;
+    for (int64_t t = 0; t < r->tokens; t++) {
+        x ^= x << 13, x ^= x >> 7, x ^= x << 17;
+        b->ids[t] = (int32_t)(x % (uint64_t)b->model->spec.vocab);
+    }
+    if (!o->capture) return 0;
+    rc = b->ops->register_arena(b->ops->ctx, b->arena, b->arena_bytes, err);
+    if (!rc) rc = b->ops->register_arena(b->ops->ctx, b->sums, (chunks * 8 + 4095) / 4096 * 4096, err);
+    return rc ? rc : b->ops->register_arena(b->ops->ctx, b->nonfinite, (chunks * 4 + 4095) / 4096 * 4096, err);
+}
+
+static int one_run(bench *b, int capture, double *sec, sl_err *err) {
+    uint64_t t0 = sl_now_ns();
+    b->ticket = 0;
+    int rc = sl_forward_run(b->fwd, b->ids, b->rows, b->o->rows, NULL, capture ? on_state : NULL, b, err);
+    if (!rc && b->ticket) rc = b->ops->capture_wait(b->ops->ctx, b->ticket, err);
+    if (!rc) rc = b->ops->sync(b->ops->ctx, err);
+    *sec = (double)(sl_now_ns() - t0) / 1e9;
+    return rc;
+}
+
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Linear parameters that one token touches on this rank (top_k of its experts), attention scores not counted. */
+static double touched(const sl_model *m) {
+    double n = 0;
+    for (int l = 0; l < m->top_layer; l++) {
+        const sl_layer_weights *w = &m->layer[l];
+        const sl_mat *plain[] = {&w->q,    &w->k,    &w->v,    &w->o,  &w->q_a, &w->q_b,
+                                 &w->kv_a, &w->kv_b, &w->gate, &w->up, &w->down};
+        for (unsigned i = 0; i < sizeof plain / sizeof *plain; i++)
+            if (plain[i]->data) n += (double)plain[i]->n * (double)plain[i]->k;
+        const sl_mat *moe[] = {&w->moe.gate, &w->moe.up, &w->moe.down};
+        double share = w->moe.experts ? (double)w->moe.top_k * (double)w->moe.local / (double)w->moe.experts : 0;
+        for (unsigned i = 0; i < 3; i++)
+            if (m->spec.layer[l].mlp == SL_MLP_MOE && moe[i]->data) n += (double)moe[i]->n * (double)moe[i]->k * share;
+    }
+    return n;
+}
+
+static int measure(bench *b, sl_bench_result *r, sl_err *err) {
+    const sl_bench_opts *o = b->o;
+    double sec;
+    int rc = 0;
+    for (int32_t i = 0; i < o->warmup && !rc; i++) rc = one_run(b, o->capture, &sec, err);
+    for (int32_t i = 0; i < o->repeat && !rc; i++) { /* turn about, so that a drifting clock touches both alike */
+        rc = one_run(b, 0, &r->forward_s[i], err);
+        if (!rc && o->capture) rc = one_run(b, 1, &r->capture_s[i], err);
+        r->runs = i + 1;
+    }
+    if (rc) return rc;
+    qsort(r->forward_s, (size_t)r->runs, sizeof *r->forward_s, by_value);
+    qsort(r->capture_s, (size_t)r->runs, sizeof *r->capture_s, by_value);
+    double tokens = (double)r->tokens;
+    r->best_tok_s = tokens / r->forward_s[0];
+    r->median_tok_s = tokens / r->forward_s[r->runs / 2];
+    if (o->capture) r->capture_median_tok_s = tokens / r->capture_s[r->runs / 2];
+    r->n_layers = b->model->spec.n_layers;
+    r->width = b->model->spec.width;
+    r->layers_run = b->model->top_layer;
+    r->gflop_per_token = 2e-9 * touched(b->model);
+    r->gflops = r->gflop_per_token * r->median_tok_s;
+    r->capture_bytes_per_token = (double)r->n_captures * r->width * (double)b->es;
+    return 0;
+}
+
+int sl_bench_forward(sl_bench_result *out, const sl_bench_opts *o, sl_err *err) {
+    memset(out, 0, sizeof *out);
+    if (o->rows < 1 || o->length < 1 || o->repeat < 1 || o->repeat > SL_BENCH_MAX_RUNS || o->warmup < 0 || o->tp < 1 ||
+        o->threads < 1)
+        return sl_err_set(err, SL_EUSAGE, "bench: rows, length, rank-of and threads must be at least 1, repeat 1..%d",
+                          SL_BENCH_MAX_RUNS);
+    bench b = {.o = o};
+    int rc = open_model(&b, out, err);
+    if (!rc) rc = open_forward(&b, out, err);
+    if (!rc) rc = measure(&b, out, err);
+    sl_forward_destroy(b.fwd);
+    if (b.coll) b.coll->destroy(b.coll);
+    if (b.model) sl_model_free(b.model, b.ops);
+    if (b.ops) b.ops->destroy(b.ops);
+    free(b.arena);
+    free(b.sums);
+    free(b.nonfinite);
+    free(b.rows);
+    free(b.ids);
+    return rc;
+}

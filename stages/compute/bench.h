@@ -1,0 +1,41 @@
+/* bench: how fast the forward pass is on this machine, for a model or just its shape.
+ *
+ * One rank of `tp` is loaded (real weights, or random ones of the config's shape) and the same batch of `rows` rows of
+ * `length` tokens is run `warmup` + `repeat` times. With tp > 1 the ranks' reduction is left out, so the states are
+ * wrong and the time is one rank's share of the computation: no peers are needed to see what a wide model costs here.
+ * With `capture` every run also fingerprints each captured state and copies the chunks that rank 0 owns into host
+ * memory, as the real rank does, and both times are given. */
+#ifndef SL_COMPUTE_BENCH_H
+#define SL_COMPUTE_BENCH_H
+#include "ipc/boot.h"
+
+typedef struct sl_bench_opts {
+    const char *model;
+    const char *layers; /* --layers text, NULL = "eagle3" */
+    int random, random_format;
+    int backend, precision; /* sl_backend_id, sl_precision */
+    int tp, expert_split, threads;
+    int32_t rows, length, warmup, repeat;
+    int64_t micro_tokens; /* 0 = whole batch */
+    uint32_t chunk_rows;  /* capture: tokens a chunk, 0 = 256 */
+    int capture;
+    uint64_t seed;
+} sl_bench_opts;
+
+#define SL_BENCH_MAX_RUNS 64
+typedef struct sl_bench_result {
+    char family[32];
+    int32_t n_layers, width, layers_run, n_captures;
+    uint64_t params, weight_bytes, workspace_bytes;
+    int64_t tokens; /* a run */
+    double load_s;
+    double forward_s[SL_BENCH_MAX_RUNS], capture_s[SL_BENCH_MAX_RUNS]; /* sorted ascending */
+    int32_t runs;
+    double median_tok_s, best_tok_s; /* without capture */
+    double capture_median_tok_s;     /* 0 when not measured */
+    double gflop_per_token, gflops;  /* 2 * linear parameters touched a token; and that times median tok/s */
+    double capture_bytes_per_token;
+} sl_bench_result;
+
+int sl_bench_forward(sl_bench_result *out, const sl_bench_opts *o, sl_err *err);
+#endif
