@@ -1,0 +1,248 @@
+#include "kernels/cpu/isa.h"
+#include "kernels/cpu/vec.h"
+#include "kernels/cpu/isa_rows.h"
+
+INLINE uint16_t rd16(const uint8_t *p) {
+    return (uint16_t)(p[0] | p[1] << 8);
+}
+INLINE float rd_f16(const uint8_t *p) {
+    return f_from_f16(rd16(p));
+}
+
+/* ---- GGUF blocks: one block of bytes at b becomes 32 or 256 floats at y --------------------------------------------
+ */
+
+INLINE void q8_0(float *y, const uint8_t *b) {
+    float d = rd_f16(b);
+    for (int j = 0; j < 32; j++) y[j] = d * (float)(int8_t)b[2 + j];
+}
+INLINE void q4_0(float *y, const uint8_t *b) {
+    float d = rd_f16(b);
+    for (int j = 0; j < 16; j++) {
+        y[j] = d * (float)((b[2 + j] & 15) - 8);
+        y[j + 16] = d * (float)((b[2 + j] >> 4) - 8);
+    }
+}
+INLINE void q4_1(float *y, const uint8_t *b) {
+    float d = rd_f16(b), m = rd_f16(b + 2);
+    for (int j = 0; j < 16; j++) {
+        y[j] = d * (float)(b[4 + j] & 15) + m;
+        y[j + 16] = d * (float)(b[4 + j] >> 4) + m;
+    }
+}
+INLINE void q5(float *y, const uint8_t *qh, const uint8_t *qs, float d, float m, int off) {
+    uint32_t h = (uint32_t)rd16(qh) | (uint32_t)rd16(qh + 2) << 16;
+    for (int j = 0; j < 16; j++) {
+        int lo = (qs[j] & 15) | (int)((h >> j) & 1) << 4;
+        int hi = (qs[j] >> 4) | (int)((h >> (j + 16)) & 1) << 4;
+        y[j] = d * (float)(lo - off) + m;
+        y[j + 16] = d * (float)(hi - off) + m;
+    }
+}
+/* 6-bit scale and minimum j of the 12 bytes shared by Q4_K and Q5_K */
+INLINE void k_scale(const uint8_t *s, int j, int *sc, int *mn) {
+    if (j < 4) {
+        *sc = s[j] & 63;
+        *mn = s[j + 4] & 63;
+    } else {
+        *sc = (s[j + 4] & 15) | (s[j - 4] >> 6) << 4;
+        *mn = (s[j + 4] >> 4) | (s[j] >> 6) << 4;
+    }
+}
+INLINE void q45_k(float *y, const uint8_t *b, int five) {
+    float d = rd_f16(b), dmin = rd_f16(b + 2);
+    const uint8_t *qh = b + 16, *qs = five ? b + 48 : b + 16;
+    for (int g = 0; g < 4; g++) {
+        int s0, m0, s1, m1;
+        k_scale(b + 4, 2 * g, &s0, &m0);
+        k_scale(b + 4, 2 * g + 1, &s1, &m1);
+        float d0 = d * (float)s0, d1 = d * (float)s1, n0 = dmin * (float)m0, n1 = dmin * (float)m1;
+        for (int j = 0; j < 32; j++) {
+            int lo = qs[32 * g + j] & 15, hi = qs[32 * g + j] >> 4;
+            if (five) {
+                lo |= ((qh[j] >> (2 * g)) & 1) << 4;
+                hi |= ((qh[j] >> (2 * g + 1)) & 1) << 4;
+            }
+            y[64 * g + j] = d0 * (float)lo - n0;
+            y[64 * g + 32 + j] = d1 * (float)hi - n1;
+        }
+    }
+}
+INLINE void q6_k(float *y, const uint8_t *b) {
+    float d = rd_f16(b + 208);
+    for (int n = 0; n < 2; n++) {
+        const uint8_t *ql = b + 64 * n, *qh = b + 128 + 32 * n;
+        const int8_t *sc = (const int8_t *)b + 192 + 8 * n;
+        float *o = y + 128 * n;
+        for (int l = 0; l < 32; l++) {
+            int is = l / 16;
+            int v1 = (ql[l] & 15) | (qh[l] & 3) << 4, v2 = (ql[l + 32] & 15) | ((qh[l] >> 2) & 3) << 4;
+            int v3 = (ql[l] >> 4) | ((qh[l] >> 4) & 3) << 4, v4 = (ql[l + 32] >> 4) | (qh[l] >> 6) << 4;
+            o[l] = d * (float)sc[is] * (float)(v1 - 32);
+            o[l + 32] = d * (float)sc[is + 2] * (float)(v2 - 32);
+            o[l + 64] = d * (float)sc[is + 4] * (float)(v3 - 32);
+            o[l + 96] = d * (float)sc[is + 6] * (float)(v4 - 32);
+        }
+    }
+}
+
+static const float fp4[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
+
+INLINE float e8m0(uint8_t e) { /* 2^(e-127); e = 0 is the subnormal 2^-127, 255 would be NaN by the format: inf here */
+    uint32_t u = e ? (uint32_t)e << 23 : 0x00400000u;
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
+
+/* ---- HF formats ---------------------------------------------------------------------------------------------------
+ */
+
+INLINE float scale_at(const sl_mat *w, const uint8_t *base, int64_t i) {
+    const uint8_t *p;
+    float f;
+    if (w->scale_dtype == SL_F32) {
+        memcpy(&f, base + 4 * i, 4);
+        return f;
+    }
+    p = base + 2 * i;
+    return w->scale_dtype == SL_F16 ? rd_f16(p) : f_from_bf16(rd16(p));
+}
+
+/* One nibble minus its zero point times the group's scale, rounded once to bf16. */
+static void int4(float *dst, const sl_mat *w, int64_t e, int64_t row, int64_t k0, int64_t kn) {
+    const uint8_t *q = (const uint8_t *)w->data + (uint64_t)e * w->stride + (uint64_t)row * w->row_bytes;
+    const uint8_t *sc = (const uint8_t *)w->scale + (uint64_t)e * w->scale_stride;
+    const uint8_t *zp = NULL;
+    if (w->zero) /* packed along n: word [n/8][scale_row], nibble n%8 */
+        zp = (const uint8_t *)w->zero +
+             ((uint64_t)e * ((uint64_t)(w->n + 7) / 8) + (uint64_t)row / 8) * w->scale_row * 4;
+    for (int64_t k = k0; k < k0 + kn;) {
+        int64_t g = k / w->group, end = (g + 1) * w->group;
+        if (end > k0 + kn) end = k0 + kn;
+        float s = scale_at(w, sc, row * (int64_t)w->scale_row + g);
+        int z = 8;
+        if (zp) {
+            uint32_t word;
+            memcpy(&word, zp + 4 * g, 4);
+            z = (int)(word >> (4 * (row % 8)) & 15u);
+        }
+        if (!(k & 1) && !(end & 1)) {
+            const uint8_t *b = q + k / 2;
+            float *y = dst + (k - k0);
+            for (int64_t j = 0; j < (end - k) / 2; j++) {
+                y[2 * j] = f_round_bf16((float)((b[j] & 15) - z) * s);
+                y[2 * j + 1] = f_round_bf16((float)((b[j] >> 4) - z) * s);
+            }
+            k = end;
+        } else {
+            for (; k < end; k++) dst[k - k0] = f_round_bf16((float)((q[k / 2] >> (4 * (k & 1)) & 15) - z) * s);
+        }
+    }
+}
+
+/* e4m3fn: bias 7, no infinity, 0x7f and 0xff are NaN. The f32 with the same fields times 2^120 is exact, subnormals
+ * too. */
+static void fp8(float *dst, const sl_mat *w, int64_t e, int64_t row, int64_t k0, int64_t kn) {
+    const uint8_t *q = (const uint8_t *)w->data + (uint64_t)e * w->stride + (uint64_t)row * w->row_bytes;
+    const uint8_t *sc = (const uint8_t *)w->scale + (uint64_t)e * w->scale_stride;
+    int64_t srow = (row + w->n_off) / 128;
+    for (int64_t k = k0; k < k0 + kn;) {
+        int64_t c = (k + w->k_off) / 128, end = (c + 1) * 128 - w->k_off;
+        float s;
+        if (end > k0 + kn) end = k0 + kn;
+        memcpy(&s, sc + 4 * ((uint64_t)srow * w->scale_row + (uint64_t)c), 4);
+        for (; k < end; k++) {
+            uint32_t b = q[k], u = (b & 0x80u) << 24 | (b & 0x7fu) << 20;
+            if ((b & 0x7fu) == 0x7fu) u = 0x7fc00000u;
+            float f;
+            memcpy(&f, &u, 4);
+            dst[k - k0] = f_round_bf16(f * 0x1p120f * s);
+        }
+    }
+}
+
+static void mxfp4(float *dst, const sl_mat *w, int64_t e, int64_t row, int64_t k0, int64_t kn) {
+    const uint8_t *q = (const uint8_t *)w->data + (uint64_t)e * w->stride + (uint64_t)row * w->row_bytes + k0 / 2;
+    const uint8_t *sc =
+        (const uint8_t *)w->scale + (uint64_t)e * w->scale_stride + (uint64_t)row * w->scale_row + k0 / 32;
+    for (int64_t b = 0; b < kn / 32; b++) {
+        float s = e8m0(sc[b]);
+        for (int j = 0; j < 16; j++) {
+            dst[32 * b + 2 * j] = fp4[q[16 * b + j] & 15] * s;
+            dst[32 * b + 2 * j + 1] = fp4[q[16 * b + j] >> 4] * s;
+        }
+    }
+}
+
+/* ---- dispatch -----------------------------------------------------------------------------------------------------
+ */
+
+static void gguf(float *dst, sl_wfmt fmt, const uint8_t *b, int64_t blocks) {
+    switch (fmt) {
+    case SL_W_Q8_0:
+        for (int64_t i = 0; i < blocks; i++) q8_0(dst + 32 * i, b + 34 * i);
+        break;
+    case SL_W_Q4_0:
+        for (int64_t i = 0; i < blocks; i++) q4_0(dst + 32 * i, b + 18 * i);
+        break;
+    case SL_W_Q4_1:
+        for (int64_t i = 0; i < blocks; i++) q4_1(dst + 32 * i, b + 20 * i);
+        break;
+    case SL_W_Q5_0:
+        for (int64_t i = 0; i < blocks; i++)
+            q5(dst + 32 * i, b + 22 * i + 2, b + 22 * i + 6, rd_f16(b + 22 * i), 0, 16);
+        break;
+    case SL_W_Q5_1:
+        for (int64_t i = 0; i < blocks; i++)
+            q5(dst + 32 * i, b + 24 * i + 4, b + 24 * i + 8, rd_f16(b + 24 * i), rd_f16(b + 24 * i + 2), 0);
+        break;
+    case SL_W_Q4_K:
+        for (int64_t i = 0; i < blocks; i++) q45_k(dst + 256 * i, b + 144 * i, 0);
+        break;
+    case SL_W_Q5_K:
+        for (int64_t i = 0; i < blocks; i++) q45_k(dst + 256 * i, b + 176 * i, 1);
+        break;
+    case SL_W_Q6_K:
+        for (int64_t i = 0; i < blocks; i++) q6_k(dst + 256 * i, b + 210 * i);
+        break;
+    case SL_W_MXFP4_GGUF:
+        for (int64_t i = 0; i < blocks; i++, b += 17) {
+            float s = e8m0(b[0]);
+            for (int j = 0; j < 16; j++) {
+                dst[32 * i + j] = fp4[b[1 + j] & 15] * s;
+                dst[32 * i + 16 + j] = fp4[b[1 + j] >> 4] * s;
+            }
+        }
+        break;
+    default:
+        break;
+    }
+}
+
+void FN(sl_row_dequant)(float *dst, const sl_mat *w, int64_t e, int64_t row, int64_t k0, int64_t kn) {
+    const uint8_t *r = (const uint8_t *)w->data + (uint64_t)e * w->stride + (uint64_t)row * w->row_bytes;
+    switch (w->fmt) {
+    case SL_W_F32:
+        memcpy(dst, r + 4 * k0, (size_t)kn * 4);
+        break;
+    case SL_W_BF16:
+        FN(sl_row_to_f32)(dst, (const uint16_t *)(const void *)r + k0, kn);
+        break;
+    case SL_W_F16:
+        for (int64_t i = 0; i < kn; i++) dst[i] = rd_f16(r + 2 * (k0 + i));
+        break;
+    case SL_W_INT4:
+        int4(dst, w, e, row, k0, kn);
+        break;
+    case SL_W_FP8:
+        fp8(dst, w, e, row, k0, kn);
+        break;
+    case SL_W_MXFP4:
+        mxfp4(dst, w, e, row, k0, kn);
+        break;
+    default:
+        gguf(dst, w->fmt, r + sl_wfmt_row_bytes(w->fmt, k0), kn / (int64_t)sl_wfmt_block(w->fmt));
+        break;
+    }
+}
