@@ -78,7 +78,7 @@ struct sl_gguf {
     gguf_file *file;
     uint32_t n_files;
     gguf_kv *kv; /* sorted by key; of the first file */
-    uint64_t n_kv;
+    uint64_t n_kv, meta_bytes;
     sl_gguf_tensor *tensor; /* in file order */
     uint64_t n_tensors;
     uint32_t *by_name; /* indices sorted by name */
@@ -387,6 +387,7 @@ static int parse_file(sl_gguf *g, uint32_t file, gguf_kv **kv_out, uint64_t *n_k
     *n_kv_out = nk;
     for (uint64_t i = 0; i < nk; i++)
         if ((rc = parse_kv(&c, &kv[i]))) return rc;
+    if (file == 0) g->meta_bytes = (uint64_t)(c.p - c.base);
     qsort(kv, nk, sizeof *kv, compare_kv);
     for (uint64_t i = 1; i < nk; i++)
         if (!compare_str(kv[i - 1].key, kv[i].key))
@@ -599,6 +600,13 @@ uint64_t sl_gguf_n_tensors(const sl_gguf *g) {
 }
 const sl_gguf_tensor *sl_gguf_tensor_at(const sl_gguf *g, uint64_t i) {
     return i < g->n_tensors ? &g->tensor[i] : NULL;
+}
+const sl_gguf_tensor *sl_gguf_by_name(const sl_gguf *g, uint64_t i) {
+    return i < g->n_tensors ? &g->tensor[g->by_name[i]] : NULL;
+}
+const void *sl_gguf_meta(const sl_gguf *g, uint64_t *n) {
+    *n = g->meta_bytes;
+    return g->file[0].map;
 }
 const sl_gguf_tensor *sl_gguf_find(const sl_gguf *g, const char *name) {
     sl_gguf_str want = {name, strlen(name)};

@@ -39,10 +39,13 @@ int sl_gguf_arr_num(const sl_gguf *g, const char *key, uint64_t i, double *out);
 
 uint64_t sl_gguf_n_tensors(const sl_gguf *g);
 const sl_gguf_tensor *sl_gguf_tensor_at(const sl_gguf *g, uint64_t i);
+const sl_gguf_tensor *sl_gguf_by_name(const sl_gguf *g, uint64_t i);    /* the i-th in the order of names */
 const sl_gguf_tensor *sl_gguf_find(const sl_gguf *g, const char *name);
 int sl_gguf_fd(const sl_gguf *g, uint32_t file);
 const void *sl_gguf_data(const sl_gguf *g, const sl_gguf_tensor *t);    /* in the mapping */
 const char *sl_gguf_path(const sl_gguf *g, uint32_t file);
+/* The bytes of the first file's metadata section (for a fingerprint). */
+const void *sl_gguf_meta(const sl_gguf *g, uint64_t *n);
 uint32_t sl_gguf_n_files(const sl_gguf *g);
 uint64_t sl_gguf_file_bytes(const sl_gguf *g, uint32_t file);
 

@@ -59,16 +59,28 @@ typedef struct sl_spec {
     sl_layer_spec layer[SL_MAX_LAYERS];
     /* quantization of the checkpoint as its config declares it (checked against the tensors) */
     char quant[32];          /* "", "int4", "fp8", "mxfp4", "gguf" */
-    int32_t quant_group, quant_symmetric, fp8_block;
+    int32_t quant_group, quant_symmetric, fp8_block; /* quant_group -1: one scale a row ("channel") */
+    /* elements along k in which the k-sliced matrices (attention output, dense and shared down, expert down) can be cut:
+     * 1, the INT4 group, or the block of the GGUF type */
+    int32_t k_block_attn, k_block_mlp, k_block_moe;
+    int32_t mtp_layers;      /* extra prediction layers n_layers..n_layers+mtp_layers-1 in the files, skipped */
+    char unknown[512];       /* keys of config.json that are in none of our tables, "a, b, c"; worth a WARNING */
+    float *rope_divide;      /* owns rope[].divide */
 } sl_spec;
 
 /* Read MODEL/config.json or the GGUF's metadata. SL_ECONFIG with file, key, found, expected; the unsupported architecture
  * message lists the supported ones. */
-int sl_spec_load(sl_spec *s, const char *model, double eps_lora, sl_err *err);
+int sl_spec_load(sl_spec *s, const char *model, double eps_lora, sl_err *err); /* eps_lora <= 0: the default, 1e-6 */
+/* As the loader of config.json does, from text (tests, fuzzer); `name` stands for the file in messages. */
+int sl_spec_parse_config(sl_spec *s, const char *json, size_t n, const char *name, double eps_lora, sl_err *err);
+/* Is MODEL a GGUF file (by its name's ending or its first four bytes)? */
+int sl_spec_is_gguf(const char *model);
 void sl_spec_free(sl_spec *s);
 
 /* cos/sin table f32 [maxpos][dim/2][2] of rope r (yarn's attention factor multiplied in); sl_spec_rope_dim gives dim. */
 int32_t sl_spec_rope_dim(const sl_spec *s);
+/* Its parts: inverse frequencies f32 [dim/2] and the factor on cos and sin. */
+int sl_spec_rope_freqs(const sl_spec *s, int r, float *inv_freq, double *factor, sl_err *err);
 int sl_spec_rope_table(const sl_spec *s, int r, int64_t maxpos, float *out, sl_err *err);
 
 /* Tensor-parallel widths this model allows up to `max` (heads, kv heads or their replication, MLP slices, experts);
