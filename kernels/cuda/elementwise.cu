@@ -1,0 +1,273 @@
+/* elementwise: embedding, RMSNorm, residual add, RoPE, MLA's key assembly, gated activations. All are memory-bound:
+ * 16-byte accesses, one pass, f32 inside. Reference math and rounding: kernels/ops.h. */
+#include "kernels/cuda/context.h"
+
+/* ---------------------------------------------------------------- kernels */
+
+/* One block a token. table [vocab, H] in the activation type. */
+template <class T, class W>
+__global__ void embed_kernel(T *out, const int32_t *ids, const W *table, int64_t row, int64_t H, float scale) {
+    const W *src = table + (int64_t)ids[blockIdx.x] * row;
+    T *dst = out + (int64_t)blockIdx.x * H;
+    const float s = rnd<T>(scale);
+    for (int64_t i = threadIdx.x; i < H; i += blockDim.x)
+        dst[i] = from_f<T>(scale == 1.f ? to_f<W>(src[i]) : to_f<W>(src[i]) * s);
+}
+
+/* One block of NT threads a (token, group); VEC elements a thread and step. Values are kept in registers between the
+ * passes when they fit (PER steps), else read again. */
+template <class T, int NT, int VEC>
+__global__ void __launch_bounds__(NT) rmsnorm_kernel(T *out, int64_t os, const T *x, int64_t xs, int groups, int64_t d,
+                                                     const float *w, float eps, int kind) {
+    const int64_t t = blockIdx.x / groups, g = blockIdx.x % groups;
+    const T *src = x + t * xs + g * d;
+    T *dst = out + t * os + g * d;
+    float sum = 0;
+    for (int64_t i = threadIdx.x * VEC; i < d; i += NT * VEC) {
+        if constexpr (VEC == 8) {
+            float v[8];
+            load8(src + i, v);
+#pragma unroll
+            for (int j = 0; j < 8; j++) sum = fmaf(v[j], v[j], sum);
+        } else {
+            float v = to_f<T>(src[i]);
+            sum = fmaf(v, v, sum);
+        }
+    }
+    __shared__ float part[NT / 32];
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = sum;
+    __syncthreads();
+    sum = 0;
+#pragma unroll
+    for (int i = 0; i < NT / 32; i++) sum += part[i];
+    const float r = rsqrtf(sum / (float)d + eps);
+    auto one = [&](float v, float wt) {
+        const float y = v * r;
+        if (kind == SL_NORM_LLAMA) return rnd<T>(y) * rnd<T>(wt);
+        return kind == SL_NORM_GEMMA ? y * (1.f + wt) : y * wt;
+    };
+    for (int64_t i = threadIdx.x * VEC; i < d; i += NT * VEC) { /* the row is in L1 or L2 now */
+        if constexpr (VEC == 8) {
+            float v[8], wt[8];
+            load8(src + i, v), load8(w + i, wt);
+#pragma unroll
+            for (int j = 0; j < 8; j++) v[j] = one(v[j], wt[j]);
+            store8(dst + i, v);
+        } else {
+            dst[i] = from_f<T>(one(to_f<T>(src[i]), w[i]));
+        }
+    }
+}
+
+template <class T> __global__ void add_kernel(T *h, const T *a, int64_t n8, int64_t n) {
+    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n8; i += (int64_t)gridDim.x * blockDim.x) {
+        float x[8], y[8];
+        load8(h + i * 8, x), load8(a + i * 8, y);
+#pragma unroll
+        for (int j = 0; j < 8; j++) x[j] += y[j];
+        store8(h + i * 8, x);
+    }
+    if (blockIdx.x == 0)
+        for (int64_t i = n8 * 8 + threadIdx.x; i < n; i += blockDim.x) h[i] = from_f<T>(to_f<T>(h[i]) + to_f<T>(a[i]));
+}
+
+/* One thread a (token, head, pair). */
+template <class T>
+__global__ void rope_kernel(T *x, int64_t stride, int heads, int64_t head_stride, int off, int half, const float2 *cs,
+                            const int32_t *pos, int interleaved, int64_t n) {
+    const int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    const int p = (int)(i % half);
+    const int64_t th = i / half, t = th / heads, h = th % heads;
+    T *v = x + t * stride + h * head_stride + off;
+    const float2 c = cs[(int64_t)pos[t] * half + p];
+    T *pa = v + (interleaved ? 2 * p : p), *pb = v + (interleaved ? 2 * p + 1 : p + half);
+    const float a = to_f<T>(*pa), b = to_f<T>(*pb);
+    *pa = from_f<T>(a * c.x - b * c.y);
+    *pb = from_f<T>(b * c.x + a * c.y);
+}
+
+/* k[t][h] = kv[t][h][0..nope) ‖ k_pe[t]; one thread an element (VEC of them). */
+template <class T, int VEC>
+__global__ void mla_k_kernel(T *k, const T *kv, const T *pe, int64_t pe_stride, int heads, int nope, int rope, int v,
+                             int64_t n) {
+    const int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
+    const int dk = nope + rope, per = dk / VEC;
+    if (i >= n) return;
+    const int e = (int)(i % per) * VEC;
+    const int64_t th = i / per, t = th / heads;
+    const T *src = e < nope ? kv + th * (nope + v) + e : pe + t * pe_stride + (e - nope);
+    T *dst = k + th * dk + e;
+    if constexpr (VEC == 8) {
+        float f[8];
+        load8(src, f), store8(dst, f);
+    } else {
+        *dst = *src;
+    }
+}
+
+template <class T> __device__ __forceinline__ float glu_one(float g, float u, int kind, float limit) {
+    if (kind == SL_GLU_SILU) return rnd<T>(g / (1.f + __expf(-g))) * u;
+    if (kind == SL_GLU_GELU) {
+        const float k = 0.7978845608028654f; /* sqrt(2 / pi) */
+        return rnd<T>(0.5f * g * (1.f + tanhf(k * (g + 0.044715f * g * g * g)))) * u;
+    }
+    g = fminf(g, limit), u = fminf(fmaxf(u, -limit), limit);
+    return (u + 1.f) * (g / (1.f + __expf(-1.702f * g)));
+}
+template <>
+__device__ __forceinline__ float glu_one<float>(float g, float u, int kind, float limit) { /* exact exponentials */
+    if (kind == SL_GLU_SILU) return g / (1.f + expf(-g)) * u;
+    if (kind == SL_GLU_GELU) return 0.5f * g * (1.f + tanhf(0.7978845608028654f * (g + 0.044715f * g * g * g))) * u;
+    g = fminf(g, limit), u = fminf(fmaxf(u, -limit), limit);
+    return (u + 1.f) * (g / (1.f + expf(-1.702f * g)));
+}
+
+template <class T, int VEC>
+__global__ void glu_kernel(T *out, const T *g, int64_t gs, const T *u, int64_t us, int64_t I, int64_t n, int kind,
+                           float limit) {
+    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x) {
+        const int64_t per = I / VEC, t = i / per, e = i % per * VEC;
+        if constexpr (VEC == 8) {
+            float a[8], b[8];
+            load8(g + t * gs + e, a), load8(u + t * us + e, b);
+#pragma unroll
+            for (int j = 0; j < 8; j++) a[j] = glu_one<T>(a[j], b[j], kind, limit);
+            store8(out + t * I + e, a);
+        } else {
+            out[t * I + e] = from_f<T>(glu_one<T>(to_f<T>(g[t * gs + e]), to_f<T>(u[t * us + e]), kind, limit));
+        }
+    }
+}
+
+/* ---------------------------------------------------------------- launchers */
+
+static inline unsigned blocks_for(int64_t n, int threads) {
+    return (unsigned)((n + threads - 1) / threads);
+}
+static inline unsigned grid_stride(const SlCuda *c, int64_t n, int threads) {
+    const int64_t want = (n + threads - 1) / threads, most = (int64_t)c->sms * 16;
+    return (unsigned)(want < 1 ? 1 : want < most ? want : most);
+}
+
+template <class T>
+static int embed_as(SlCuda *c, void *out, const int32_t *ids, int64_t T_, const sl_mat *w, float scale, sl_err *err) {
+    const int64_t H = w->k;
+    const unsigned nt = H >= 1024 ? 256 : 64;
+    switch (w->fmt) {
+    case SL_W_F32:
+        embed_kernel<T, float>
+            <<<(unsigned)T_, nt, 0, c->stream>>>((T *)out, ids, (const float *)w->data, w->row_bytes / 4, H, scale);
+        break;
+    case SL_W_BF16:
+        embed_kernel<T, bf16>
+            <<<(unsigned)T_, nt, 0, c->stream>>>((T *)out, ids, (const bf16 *)w->data, w->row_bytes / 2, H, scale);
+        break;
+    default:
+        return sl_err_set(err, SL_ECONFIG, "embedding table in format %s: expected bf16 or f32 on the CUDA backend",
+                          sl_wfmt_name(w->fmt));
+    }
+    SL_LAUNCHED("embed");
+    return 0;
+}
+int sl_cuda_embed(SlCuda *c, void *out, const int32_t *ids, int64_t T, const sl_mat *table, float scale, sl_err *err) {
+    return c->act == SL_F32 ? embed_as<float>(c, out, ids, T, table, scale, err)
+                            : embed_as<bf16>(c, out, ids, T, table, scale, err);
+}
+
+template <class T>
+static void norm_as(SlCuda *c, void *out, int64_t os, const void *x, int64_t xs, int64_t T_, int64_t groups, int64_t d,
+                    const float *w, float eps, int kind) {
+    T *o = (T *)out;
+    const T *in = (const T *)x;
+    const unsigned n = (unsigned)(T_ * groups);
+    const bool vec = d % 8 == 0 && xs % 8 == 0 && os % 8 == 0 && aligned16(out) && aligned16(x) && aligned16(w);
+    if (!vec)
+        rmsnorm_kernel<T, 128, 1><<<n, 128, 0, c->stream>>>(o, os, in, xs, (int)groups, d, w, eps, kind);
+    else if (d <= 512)
+        rmsnorm_kernel<T, 32, 8><<<n, 32, 0, c->stream>>>(o, os, in, xs, (int)groups, d, w, eps, kind);
+    else if (d <= 2048)
+        rmsnorm_kernel<T, 128, 8><<<n, 128, 0, c->stream>>>(o, os, in, xs, (int)groups, d, w, eps, kind);
+    else
+        rmsnorm_kernel<T, 256, 8><<<n, 256, 0, c->stream>>>(o, os, in, xs, (int)groups, d, w, eps, kind);
+}
+int sl_cuda_rmsnorm(SlCuda *c, void *out, int64_t os, const void *x, int64_t xs, int64_t T, int64_t groups, int64_t d,
+                    const float *w, float eps, sl_norm_kind kind, sl_err *err) {
+    if (c->act == SL_F32)
+        norm_as<float>(c, out, os, x, xs, T, groups, d, w, eps, kind);
+    else
+        norm_as<bf16>(c, out, os, x, xs, T, groups, d, w, eps, kind);
+    SL_LAUNCHED("rmsnorm");
+    return 0;
+}
+
+int sl_cuda_add(SlCuda *c, void *h, const void *a, int64_t n, sl_err *err) {
+    const int64_t n8 = aligned16(h) && aligned16(a) ? n / 8 : 0;
+    const unsigned g = grid_stride(c, n8 ? n8 : 1, 256);
+    if (c->act == SL_F32)
+        add_kernel<float><<<g, 256, 0, c->stream>>>((float *)h, (const float *)a, n8, n);
+    else
+        add_kernel<bf16><<<g, 256, 0, c->stream>>>((bf16 *)h, (const bf16 *)a, n8, n);
+    SL_LAUNCHED("add");
+    return 0;
+}
+
+int sl_cuda_rope(SlCuda *c, void *x, int64_t stride, int64_t T, int32_t heads, int64_t head_stride, int32_t off,
+                 int32_t rope_dim, const float *cs, const int32_t *pos, sl_rope_kind kind, sl_err *err) {
+    const int half = rope_dim / 2, il = kind == SL_ROPE_INTERLEAVED;
+    const int64_t n = T * heads * half;
+    if (c->act == SL_F32)
+        rope_kernel<float><<<blocks_for(n, 256), 256, 0, c->stream>>>((float *)x, stride, heads, head_stride, off, half,
+                                                                      (const float2 *)cs, pos, il, n);
+    else
+        rope_kernel<bf16><<<blocks_for(n, 256), 256, 0, c->stream>>>((bf16 *)x, stride, heads, head_stride, off, half,
+                                                                     (const float2 *)cs, pos, il, n);
+    SL_LAUNCHED("rope");
+    return 0;
+}
+
+template <class T>
+static void mla_k_as(SlCuda *c, void *k, const void *kv, const void *pe, int64_t pe_stride, int64_t T_, int heads,
+                     int nope, int rope, int v) {
+    const bool vec = nope % 8 == 0 && rope % 8 == 0 && v % 8 == 0 && pe_stride % 8 == 0 && aligned16(k) &&
+                     aligned16(kv) && aligned16(pe);
+    const int64_t n = T_ * heads * (nope + rope);
+    if (vec)
+        mla_k_kernel<T, 8><<<blocks_for(n / 8, 256), 256, 0, c->stream>>>((T *)k, (const T *)kv, (const T *)pe,
+                                                                          pe_stride, heads, nope, rope, v, n / 8);
+    else
+        mla_k_kernel<T, 1><<<blocks_for(n, 256), 256, 0, c->stream>>>((T *)k, (const T *)kv, (const T *)pe, pe_stride,
+                                                                      heads, nope, rope, v, n);
+}
+int sl_cuda_mla_k(SlCuda *c, void *k, const void *kv, const void *k_pe, int64_t pe_stride, int64_t T, int32_t heads,
+                  int32_t nope, int32_t rope, int32_t v, sl_err *err) {
+    if (c->act == SL_F32)
+        mla_k_as<float>(c, k, kv, k_pe, pe_stride, T, heads, nope, rope, v);
+    else
+        mla_k_as<bf16>(c, k, kv, k_pe, pe_stride, T, heads, nope, rope, v);
+    SL_LAUNCHED("mla_k");
+    return 0;
+}
+
+template <class T>
+static void glu_as(SlCuda *c, void *out, const void *g, int64_t gs, const void *u, int64_t us, int64_t T_, int64_t I,
+                   int kind, float limit) {
+    const bool vec = I % 8 == 0 && gs % 8 == 0 && us % 8 == 0 && aligned16(out) && aligned16(g) && aligned16(u);
+    const int64_t n = T_ * I / (vec ? 8 : 1);
+    if (vec)
+        glu_kernel<T, 8><<<grid_stride(c, n, 256), 256, 0, c->stream>>>((T *)out, (const T *)g, gs, (const T *)u, us, I,
+                                                                        n, kind, limit);
+    else
+        glu_kernel<T, 1><<<grid_stride(c, n, 256), 256, 0, c->stream>>>((T *)out, (const T *)g, gs, (const T *)u, us, I,
+                                                                        n, kind, limit);
+}
+int sl_cuda_glu(SlCuda *c, void *out, const void *g, int64_t gs, const void *u, int64_t us, int64_t T, int64_t I,
+                sl_glu_kind kind, float limit, sl_err *err) {
+    if (c->act == SL_F32)
+        glu_as<float>(c, out, g, gs, u, us, T, I, kind, limit);
+    else
+        glu_as<bf16>(c, out, g, gs, u, us, T, I, kind, limit);
+    SL_LAUNCHED("glu");
+    return 0;
+}
