@@ -1,6 +1,8 @@
 #include "stages/compute/export.h"
 #include "ipc/crash.h"
 #include "ipc/doorbell.h"
+#include "ipc/log.h"
+#include "stages/compute/mischief.h"
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -21,12 +23,13 @@ struct sl_export {
     uint32_t epoch, rank, tp, max_chunks;
     /* the batch in hand */
     uint64_t bpos, batch_no, out_bytes;
-    uint32_t n_chunks, chunks_done;
+    uint32_t n_chunks, chunks_done, row0;
     /* fingerprints [K * max_chunks], in memory the device can write */
     uint64_t *sums;
     uint32_t *nonfinite;
     void *host;
     uint64_t host_bytes;
+    sl_mischief *mis; /* NULL unless a test asked for a fault */
     /* queue */
     pending *q;
     uint32_t cap, head, n, n_pay;
@@ -57,6 +60,7 @@ int sl_export_create(sl_export **out, sl_stage *st, sl_ops *ops, sl_ring *ring, 
     void *arena = sl_ring_arena(ring, &arena_bytes);
     if (!rc) rc = ops->register_arena(ops->ctx, x->host, x->host_bytes, err);
     if (!rc && arena_bytes) rc = ops->register_arena(ops->ctx, arena, arena_bytes, err);
+    if (!rc && x->b->fault) rc = sl_mischief_create(&x->mis, x->b, x->rank, ops, max_tokens, err);
     if (rc) {
         sl_export_destroy(x);
         return rc;
@@ -69,6 +73,7 @@ int sl_export_create(sl_export **out, sl_stage *st, sl_ops *ops, sl_ring *ring, 
 
 void sl_export_destroy(sl_export *x) {
     if (!x) return;
+    sl_mischief_destroy(x->mis);
     if (x->host) munmap(x->host, x->host_bytes);
     free(x->q);
     free(x);
@@ -156,7 +161,8 @@ static int push(sl_export *x, const void *desc64, uint64_t ticket, uint32_t sum,
 }
 
 /* ---- a batch ---- */
-void sl_export_begin(sl_export *x, uint64_t bpos, uint64_t batch_no, int64_t n_tokens) {
+void sl_export_begin(sl_export *x, uint64_t bpos, uint64_t batch_no, int64_t n_tokens, uint32_t row0) {
+    x->row0 = row0;
     x->bpos = bpos;
     x->batch_no = batch_no;
     x->out_bytes = 0;
@@ -168,14 +174,17 @@ static sl_desc_head head_of(const sl_export *x, uint16_t kind, uint16_t flags) {
     return (sl_desc_head){.kind = kind, .flags = flags, .epoch = x->epoch};
 }
 
-int sl_export_state(sl_export *x, int32_t k, const void *states, int64_t n_tokens, sl_err *err) {
+/* Fingerprints of `states`; the chunks this rank owns are copied from `payload`, which is the same memory unless a test
+ * has asked for a fault. */
+static int export_capture(sl_export *x, int32_t k, const void *states, const void *payload, int64_t n_tokens, int spoil,
+                          sl_err *err) {
     const sl_boot *b = x->b;
     const sl_capture *cap = &b->captures[k];
     uint32_t first = (uint32_t)k * x->max_chunks;
     int rc = x->ops->fingerprint(x->ops->ctx, x->sums + first, x->nonfinite + first, states, n_tokens, b->width,
                                  b->chunk_rows, err);
     uint64_t ticket = 0; /* an empty copy marks "the fingerprints are there" */
-    if (!rc) rc = x->ops->capture_copy(x->ops->ctx, NULL, NULL, 0, &ticket, err);
+    if (!rc) rc = x->ops->capture_copy(x->ops->ctx, x->host, states, 0, &ticket, err);
     for (uint32_t c = 0; c < x->n_chunks && !rc; c++) {
         int64_t left = n_tokens - (int64_t)c * b->chunk_rows;
         uint32_t rows = left < b->chunk_rows ? (uint32_t)left : b->chunk_rows;
@@ -188,10 +197,11 @@ int sl_export_state(sl_export *x, int32_t k, const void *states, int64_t n_token
                            .rows = rows,
                            .width = b->width,
                            .hidx = cap->final_norm ? b->n_layers + 1 : cap->hidx};
+        if (spoil) sl_mischief_descriptor(x->mis, &d, &own);
         if (own) {
             if ((rc = wait_room(x, 1, err))) break;
             uint64_t bytes = (uint64_t)rows * b->width * b->elem_size;
-            const uint8_t *src = (const uint8_t *)states + (uint64_t)c * b->chunk_rows * b->width * b->elem_size;
+            const uint8_t *src = (const uint8_t *)payload + (uint64_t)c * b->chunk_rows * b->width * b->elem_size;
             rc = x->ops->capture_copy(x->ops->ctx, sl_ring_pay_ahead(x->ring, x->n_pay), src, bytes, &ticket, err);
             x->out_bytes += bytes;
         }
@@ -201,6 +211,27 @@ int sl_export_state(sl_export *x, int32_t k, const void *states, int64_t n_token
     if (!rc) rc = pump(x, 0, err);
     if (!rc) sl_crash_point("rank.after_chunk");
     return rc;
+}
+
+static int export_faulty(sl_export *x, int32_t k, const void *states, int64_t n_tokens, sl_err *err) {
+    int32_t K = (int32_t)x->b->n_captures;
+    int rc = sl_mischief_keep(x->mis, k, states, n_tokens, err), active = sl_mischief_active(x->mis, x->batch_no);
+    if (rc) return rc;
+    if (!active) {
+        rc = export_capture(x, k, states, states, n_tokens, 0, err);
+    } else if (k == K - 1) {
+        sl_log(SL_WARN, "batch %llu is spoilt on purpose: this is a test", (unsigned long long)x->batch_no);
+        rc = sl_mischief_make(x->mis, x->bpos, x->row0, err);
+        for (int32_t i = 0; i < K && !rc; i++)
+            rc = export_capture(x, i, sl_mischief_fingerprinted(x->mis, i), sl_mischief_payload(x->mis, i), n_tokens, 1,
+                                err);
+    }
+    if (!rc && k == K - 1) sl_mischief_next(x->mis);
+    return rc;
+}
+
+int sl_export_state(sl_export *x, int32_t k, const void *states, int64_t n_tokens, sl_err *err) {
+    return x->mis ? export_faulty(x, k, states, n_tokens, err) : export_capture(x, k, states, states, n_tokens, 0, err);
 }
 
 int sl_export_row(sl_export *x, uint32_t row, uint32_t T, uint64_t token_sum, double nll, sl_err *err) {

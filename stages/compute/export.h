@@ -23,9 +23,9 @@ int sl_export_create(sl_export **out, sl_stage *st, sl_ops *ops, sl_ring *ring, 
                      sl_err *err);
 void sl_export_destroy(sl_export *x);
 
-/* A batch: begin, then every state in capture order, then rows (rank 0) and the end. fault_batch: number of batches
- * this life has begun before (fault injection). */
-void sl_export_begin(sl_export *x, uint64_t bpos, uint64_t batch_no, int64_t n_tokens);
+/* A batch: begin (row0: tokens of its first row, which only fault injection asks for), then every state in capture
+ * order, then rows (rank 0) and the end. */
+void sl_export_begin(sl_export *x, uint64_t bpos, uint64_t batch_no, int64_t n_tokens, uint32_t row0);
 int sl_export_state(sl_export *x, int32_t k, const void *states, int64_t n_tokens, sl_err *err);
 int sl_export_row(sl_export *x, uint32_t row, uint32_t T, uint64_t token_sum, double nll, sl_err *err);
 int sl_export_end(sl_export *x, uint64_t busy_ns, sl_err *err); /* returns when all is published */

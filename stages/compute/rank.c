@@ -187,7 +187,7 @@ static int run_batch(rank *r, sl_err *err) {
     sl_metric_add(m, SL_M_ROWS_IN, d->n_rows);
     sl_metric_add(m, SL_M_TOKENS_IN, d->n_tokens);
     uint64_t t0 = sl_now_ns(), out0 = sl_metric_get(m, r->st->proc, SL_M_WAIT_OUT_NS);
-    sl_export_begin(r->exp, r->pos, d->batch_no, d->n_tokens);
+    sl_export_begin(r->exp, r->pos, d->batch_no, d->n_tokens, v.rows[0].T);
     rc = sl_forward_run(r->fwd, v.ids, r->rows, (int32_t)d->n_rows, r->want_nll ? r->nll : NULL, on_state, r, err);
     if (!rc && r->id == 0) rc = export_rows(r, &v, err);
     uint64_t waited = sl_metric_get(m, r->st->proc, SL_M_WAIT_OUT_NS) - out0, took = sl_now_ns() - t0;
