@@ -164,6 +164,9 @@ struct sl_ops {
 /* threads >= 1. act: SL_F32 or SL_BF16. */
 int sl_ops_cpu_create(sl_ops **out, int threads, sl_dtype act, sl_err *err);
 #ifdef SL_HAVE_CUDA
+/* `device` in [0, sl_ops_cuda_devices()). SL_ECONFIG: no device, an old chip (before sm_80); SL_ETEMP: out of device memory. */
 int sl_ops_cuda_create(sl_ops **out, int device, sl_dtype act, sl_err *err);
+int sl_ops_cuda_devices(void);                /* GPUs visible to this process; 0 also when there is no driver */
+void *sl_ops_cuda_stream(const sl_ops *ops);  /* its compute stream (cudaStream_t), for collectives */
 #endif
 #endif

@@ -216,3 +216,11 @@ extern "C" int sl_ops_cuda_create(sl_ops **out, int device, sl_dtype act, sl_err
     *out = ops;
     return 0;
 }
+
+extern "C" int sl_ops_cuda_devices(void) {
+    int n = 0;
+    return cudaGetDeviceCount(&n) == cudaSuccess ? n : 0;
+}
+extern "C" void *sl_ops_cuda_stream(const sl_ops *ops) {
+    return ((const SlCuda *)ops->ctx)->stream;
+}

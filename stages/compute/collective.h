@@ -33,4 +33,10 @@ int sl_coll_shm_create_region(int tp, int64_t max_elems, sl_err *err); /* sealed
  * SL_EINTERNAL when the region is not one that sl_coll_shm_create_region made for this tp. */
 int sl_coll_shm_open(sl_coll **out, int fd, int rank, int tp, uint32_t epoch, sl_ops *ops, sl_err *err);
 int sl_coll_none_open(sl_coll **out, sl_err *err);
+#ifdef SL_HAVE_CUDA
+/* NCCL for the sums; barriers and agreement stay on `host` (an open shared-memory collective of the same group), which the new
+ * one owns on success. On failure (SL_ECONFIG: no libnccl here or at a peer; SL_ETEMP: NCCL could not connect) `host` is untouched
+ * and serves alone. Every rank of the group must call this. Peers must be on different GPUs. */
+int sl_coll_nccl_open(sl_coll **out, sl_coll *host, sl_ops *ops, sl_err *err);
+#endif
 #endif
