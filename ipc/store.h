@@ -1,39 +1,38 @@
-/* store: the format manual of what is on disk. From this page another person can write a reader. Little-endian everywhere.
+/* store: the format manual of what is on disk. From this page another person can write a reader. Little-endian
+ * everywhere.
  *
- *   <store>/manifest.json      what the states are (model fingerprint, H indices, dtype, width), counts; replaced atomically
- *   <store>/intake.log .dat    rows that were accepted (ipc/journal.h)
- *   <store>/commit.log         rows that are durable or rejected (ipc/journal.h): the truth about what is in the store
- *   <store>/hidden_states/     layout files: hs_<row>.safetensors, hs_<row>.<part>.safetensors when part > 0; data sets other
- *                              than the first have a folder of their own (sl_store_dataset_dir)
- *   <store>/shards/            layout shards: shard-000000.sls, and shard-000001.sls.open while it is being written
- *   <store>/quarantine/        rejected rows: <as in hidden_states>.safetensors with what was there, and .json with why
- *   <store>/.tmp/              files not yet published; emptied at start
+ *   <store>/manifest.json      what the states are (model fingerprint, H indices, dtype, width), counts; replaced
+ * atomically <store>/intake.log .dat    rows that were accepted (ipc/journal.h) <store>/commit.log         rows that
+ * are durable or rejected (ipc/journal.h): the truth about what is in the store <store>/hidden_states/     layout
+ * files: hs_<row>.safetensors, hs_<row>.<part>.safetensors when part > 0; data sets other than the first have a folder
+ * of their own (sl_store_dataset_dir) <store>/shards/            layout shards: shard-000000.sls, and
+ * shard-000001.sls.open while it is being written <store>/quarantine/        rejected rows: <as in
+ * hidden_states>.safetensors with what was there, and .json with why <store>/.tmp/              files not yet
+ * published; emptied at start
  *
- * States. A store keeps K states a token, in ascending H index: H[0] is the embedding output, H[k] the residual stream after
- * k layers, H[n] the last layer's output before the final norm. The final-normed state is labelled hidx = n + 1 and is
- * the last one. Each is [T, width] in bf16 (elem_size 2) or f32 (4).
+ * States. A store keeps K states a token, in ascending H index: H[0] is the embedding output, H[k] the residual stream
+ * after k layers, H[n] the last layer's output before the final norm. The final-normed state is labelled hidx = n + 1
+ * and is the last one. Each is [T, width] in bf16 (elem_size 2) or f32 (4).
  *
- * Blocks. A state of a row is cut into blocks of sl_store_block_rows(width, elem_size) tokens (about 4 MiB), the last one
- * shorter. raw_sum of a block is XXH3-64 (seed 0) of its bytes [t][h]; states_sum of a row is XXH3-64 of the array of its
- * raw_sums (8 bytes each) for state ascending, block ascending. Every layout and codec has the same sums.
+ * Blocks. A state of a row is cut into blocks of sl_store_block_rows(width, elem_size) tokens (about 4 MiB), the last
+ * one shorter. raw_sum of a block is XXH3-64 (seed 0) of its bytes [t][h]; states_sum of a row is XXH3-64 of the array
+ * of its raw_sums (8 bytes each) for state ascending, block ascending. Every layout and codec has the same sums.
  *
- * Safetensors files (layout files): tensors hidden_states [T, K', width], token_ids I64 [T], loss_mask U8 [T] and, when H[n] and its
- * final-normed form were both captured, final_norm [T, width] (then K' = K - 1, else K' = K). __metadata__ is a function of
- * the row and the model alone, so an interrupted run makes the same bytes as one that was not.
+ * Safetensors files (layout files): tensors hidden_states [T, K', width], token_ids I64 [T], loss_mask U8 [T] and, when
+ * H[n] and its final-normed form were both captured, final_norm [T, width] (then K' = K - 1, else K' = K). __metadata__
+ * is a function of the row and the model alone, so an interrupted run makes the same bytes as one that was not.
  *
- * Shards. sl_shard_head at 0 (4096 bytes), then frames: sl_frame_head (128 bytes), payload, zero padding to SL_FRAME_ALIGN.
- * A row is META, then for state ascending, block ascending one STATE, then END; nothing of another row lies in between. A
- * commit group starts at a multiple of SL_SHARD_ALIGN: where a frame should start and the magic is 0, go on at the next
- * multiple of SL_SHARD_ALIGN. In an .open file, bytes behind the last committed row mean nothing (the file may also be longer
- * than what is in it). At seal an INDEX frame and an sl_shard_foot (the last 64 bytes of the file) are added and
- * the file is renamed.
- *   META  payload: sl_meta_head, int32 ids[T], u8 mask[T], id string, data set name
- *   STATE payload: enc_len bytes in `codec`, see stages/writer/codec.h
- *   END   payload: sl_end_head, u64 rel[n_frames]: offset of each STATE frame from the start of the META frame
- *   INDEX payload: sl_index_entry[n]
- * To read state k of a row: its place [off, len) is in the index or commit.log; the END frame takes the last
- * sl_frame_span(sizeof(sl_end_head) + 8 * n_frames) bytes, n_frames = K * ceil(T / block_rows); it says where the frames are.
- * Checks: crc is CRC32C of the header's bytes before it; enc_sum is XXH3-64 of the payload. */
+ * Shards. sl_shard_head at 0 (4096 bytes), then frames: sl_frame_head (128 bytes), payload, zero padding to
+ * SL_FRAME_ALIGN. A row is META, then for state ascending, block ascending one STATE, then END; nothing of another row
+ * lies in between. A commit group starts at a multiple of SL_SHARD_ALIGN: where a frame should start and the magic is
+ * 0, go on at the next multiple of SL_SHARD_ALIGN. In an .open file, bytes behind the last committed row mean nothing
+ * (the file may also be longer than what is in it). At seal an INDEX frame and an sl_shard_foot (the last 64 bytes of
+ * the file) are added and the file is renamed. META  payload: sl_meta_head, int32 ids[T], u8 mask[T], id string, data
+ * set name STATE payload: enc_len bytes in `codec`, see stages/writer/codec.h END   payload: sl_end_head, u64
+ * rel[n_frames]: offset of each STATE frame from the start of the META frame INDEX payload: sl_index_entry[n] To read
+ * state k of a row: its place [off, len) is in the index or commit.log; the END frame takes the last
+ * sl_frame_span(sizeof(sl_end_head) + 8 * n_frames) bytes, n_frames = K * ceil(T / block_rows); it says where the
+ * frames are. Checks: crc is CRC32C of the header's bytes before it; enc_sum is XXH3-64 of the payload. */
 #ifndef SL_IPC_STORE_H
 #define SL_IPC_STORE_H
 #include "ipc/flow.h"
@@ -65,19 +64,19 @@ _Static_assert(sizeof(sl_shard_head) == 4096, "");
 typedef enum { SL_FR_META = 1, SL_FR_STATE, SL_FR_END, SL_FR_INDEX } sl_frame_kind;
 
 typedef struct sl_frame_head {
-    uint32_t magic;                /* SL_FRAME_MAGIC */
-    uint8_t version, kind;         /* SL_STORE_VERSION, sl_frame_kind */
-    uint8_t codec, elem_size;      /* STATE: sl_codec of ipc/boot.h; else 0 */
-    uint64_t off;                  /* own offset in the shard */
-    uint64_t seq, row;             /* intake sequence number, row number in its data set */
-    uint32_t dataset, part;        /* index of the data set in intake.log; split or turn number */
-    uint16_t k, n_states;          /* STATE: state 0..K-1; K */
-    uint32_t hidx;                 /* STATE: H index; n+1 for the final-normed one */
-    uint32_t t0, rows;             /* STATE: tokens [t0, t0 + rows) of the row */
-    uint32_t T, width;             /* tokens of the row, elements a token; INDEX: T = entries */
-    uint64_t raw_len, enc_len;     /* bytes before the codec, bytes of payload that follow */
-    uint64_t raw_sum, enc_sum;     /* XXH3-64 of both */
-    uint64_t key[2];               /* row key (ipc/journal.h) */
+    uint32_t magic;            /* SL_FRAME_MAGIC */
+    uint8_t version, kind;     /* SL_STORE_VERSION, sl_frame_kind */
+    uint8_t codec, elem_size;  /* STATE: sl_codec of ipc/boot.h; else 0 */
+    uint64_t off;              /* own offset in the shard */
+    uint64_t seq, row;         /* intake sequence number, row number in its data set */
+    uint32_t dataset, part;    /* index of the data set in intake.log; split or turn number */
+    uint16_t k, n_states;      /* STATE: state 0..K-1; K */
+    uint32_t hidx;             /* STATE: H index; n+1 for the final-normed one */
+    uint32_t t0, rows;         /* STATE: tokens [t0, t0 + rows) of the row */
+    uint32_t T, width;         /* tokens of the row, elements a token; INDEX: T = entries */
+    uint64_t raw_len, enc_len; /* bytes before the codec, bytes of payload that follow */
+    uint64_t raw_sum, enc_sum; /* XXH3-64 of both */
+    uint64_t key[2];           /* row key (ipc/journal.h) */
     uint8_t spare[12];
     uint32_t crc; /* CRC32C of the 124 bytes before */
 } sl_frame_head;

@@ -1,0 +1,216 @@
+#define ZSTD_STATIC_LINKING_ONLY /* ZSTD_c_literalCompressionMode is in the static-only part of the interface */
+#include "stages/writer/codec.h"
+#include <stdlib.h>
+#include <string.h>
+#include <zstd.h>
+
+struct sl_codec_ctx {
+    ZSTD_CCtx *cz; /* codec zstd */
+    ZSTD_CCtx *ch; /* Huffman only, for the exponent plane */
+    ZSTD_DCtx *d;
+    uint8_t *expo; /* scratch of one exponent plane */
+    uint64_t expo_cap;
+    uint8_t *bias; /* scratch: width bytes */
+    uint64_t bias_cap;
+};
+
+int sl_codec_ctx_new(sl_codec_ctx **out, int zstd_level, sl_err *err) {
+    sl_codec_ctx *c = calloc(1, sizeof *c);
+    if (c) {
+        c->cz = ZSTD_createCCtx();
+        c->ch = ZSTD_createCCtx();
+        c->d = ZSTD_createDCtx();
+    }
+    if (!c || !c->cz || !c->ch || !c->d) {
+        sl_codec_ctx_free(c);
+        return sl_err_set(err, SL_ETEMP, "no memory for a compression context");
+    }
+    ZSTD_CCtx_setParameter(c->cz, ZSTD_c_compressionLevel, zstd_level);
+    /* The match finder only hurts on exponents: at level -1000 it finds nothing, and literals are Huffman-coded.
+     * Negative levels switch literal compression off unless it is asked for, so the second parameter is what makes this
+     * a codec. */
+    ZSTD_CCtx_setParameter(c->ch, ZSTD_c_compressionLevel, -1000);
+    if (ZSTD_isError(ZSTD_CCtx_setParameter(c->ch, ZSTD_c_literalCompressionMode, ZSTD_ps_enable)))
+        ZSTD_CCtx_setParameter(c->ch, ZSTD_c_compressionLevel, 1);
+    *out = c;
+    return 0;
+}
+
+void sl_codec_ctx_free(sl_codec_ctx *c) {
+    if (!c) return;
+    ZSTD_freeCCtx(c->cz);
+    ZSTD_freeCCtx(c->ch);
+    ZSTD_freeDCtx(c->d);
+    free(c->expo);
+    free(c->bias);
+    free(c);
+}
+
+static int scratch(uint8_t **p, uint64_t *cap, uint64_t need, sl_err *err) {
+    if (*cap >= need) return 0;
+    free(*p);
+    *p = malloc(need + 64);
+    *cap = *p ? need : 0;
+    return *p ? 0 : sl_err_set(err, SL_ETEMP, "no memory for %llu bytes of codec scratch", (unsigned long long)need);
+}
+
+/* One zstd frame that must give exactly n bytes. */
+static int unframe(sl_codec_ctx *c, const void *src, uint64_t len, void *dst, uint64_t n, const char *what,
+                   sl_err *err) {
+    size_t r = ZSTD_decompressDCtx(c->d, dst, n, src, len);
+    if (ZSTD_isError(r)) return sl_err_set(err, SL_EDATA, "%s: zstd says %s", what, ZSTD_getErrorName(r));
+    if (r != n)
+        return sl_err_set(err, SL_EDATA, "%s: %llu bytes, expected %llu", what, (unsigned long long)r,
+                          (unsigned long long)n);
+    return 0;
+}
+
+static uint64_t none_bound(sl_block b) {
+    return sl_block_bytes(b);
+}
+
+static int none_encode(sl_codec_ctx *c, sl_block b, const void *src, void *dst, uint64_t cap, uint64_t *len,
+                       sl_err *err) {
+    (void)c, (void)cap, (void)err;
+    memcpy(dst, src, sl_block_bytes(b));
+    *len = sl_block_bytes(b);
+    return 0;
+}
+
+static int none_decode(sl_codec_ctx *c, sl_block b, const void *src, uint64_t len, void *dst, sl_err *err) {
+    (void)c;
+    if (len != sl_block_bytes(b))
+        return sl_err_set(err, SL_EDATA, "codec none: %llu bytes, expected %llu", (unsigned long long)len,
+                          (unsigned long long)sl_block_bytes(b));
+    memcpy(dst, src, len);
+    return 0;
+}
+
+static uint64_t zstd_bound(sl_block b) {
+    return ZSTD_compressBound(sl_block_bytes(b));
+}
+
+static int zstd_encode(sl_codec_ctx *c, sl_block b, const void *src, void *dst, uint64_t cap, uint64_t *len,
+                       sl_err *err) {
+    size_t r = ZSTD_compress2(c->cz, dst, cap, src, sl_block_bytes(b));
+    if (ZSTD_isError(r)) return sl_err_set(err, SL_EINTERNAL, "codec zstd: %s", ZSTD_getErrorName(r));
+    *len = r;
+    return 0;
+}
+
+static int zstd_decode(sl_codec_ctx *c, sl_block b, const void *src, uint64_t len, void *dst, sl_err *err) {
+    return unframe(c, src, len, dst, sl_block_bytes(b), "codec zstd", err);
+}
+
+static uint64_t bf16_bound(sl_block b) {
+    uint64_t n = (uint64_t)b.rows * b.width;
+    return sizeof(sl_bf16_head) + ZSTD_compressBound(b.width) + n + ZSTD_compressBound(n);
+}
+
+static int bf16_encode(sl_codec_ctx *c, sl_block b, const void *src, void *dst, uint64_t cap, uint64_t *len,
+                       sl_err *err) {
+    uint64_t n = (uint64_t)b.rows * b.width, at = sizeof(sl_bf16_head);
+    sl_bf16_head h = {.version = 1};
+    uint8_t *o = dst;
+    if (scratch(&c->expo, &c->expo_cap, n, err) || scratch(&c->bias, &c->bias_cap, b.width, err)) return SL_ETEMP;
+    if (sl_bf16_bias(src, b.rows, b.width, c->bias)) {
+        size_t r = ZSTD_compress2(c->ch, o + at, cap - at, c->bias, b.width);
+        if (ZSTD_isError(r)) return sl_err_set(err, SL_EINTERNAL, "codec bf16: bias: %s", ZSTD_getErrorName(r));
+        h.bias_len = (uint32_t)r;
+        at += r;
+    } else {
+        memset(c->bias, 0, b.width);
+    }
+    for (uint32_t t = 0; t < b.rows; t++) {
+        uint64_t e = (uint64_t)t * b.width;
+        sl_bf16_split((const uint16_t *)src + e, c->bias, o + at + e, c->expo + e, b.width);
+    }
+    at += n;
+    size_t r = ZSTD_compress2(c->ch, o + at, cap - at, c->expo, n);
+    if (ZSTD_isError(r)) return sl_err_set(err, SL_EINTERNAL, "codec bf16: exponents: %s", ZSTD_getErrorName(r));
+    h.exp_len = (uint32_t)r;
+    memcpy(o, &h, sizeof h);
+    *len = at + r;
+    return 0;
+}
+
+static int bf16_decode(sl_codec_ctx *c, sl_block b, const void *src, uint64_t len, void *dst, sl_err *err) {
+    uint64_t n = (uint64_t)b.rows * b.width, at = sizeof(sl_bf16_head);
+    const uint8_t *s = src;
+    sl_bf16_head h;
+    if (b.elem_size != 2) return sl_err_set(err, SL_EDATA, "codec bf16: elements of %u bytes", b.elem_size);
+    if (len < sizeof h) return sl_err_set(err, SL_EDATA, "codec bf16: %llu bytes", (unsigned long long)len);
+    memcpy(&h, s, sizeof h);
+    if (h.version != 1 || h.flags)
+        return sl_err_set(err, SL_EDATA, "codec bf16: version %u flags %u", h.version, h.flags);
+    if (at + h.bias_len + n + h.exp_len != len)
+        return sl_err_set(err, SL_EDATA, "codec bf16: parts of %u + %llu + %u bytes do not make %llu", h.bias_len,
+                          (unsigned long long)n, h.exp_len, (unsigned long long)len);
+    if (scratch(&c->expo, &c->expo_cap, n, err) || scratch(&c->bias, &c->bias_cap, b.width, err)) return SL_ETEMP;
+    int rc = 0;
+    if (h.bias_len)
+        rc = unframe(c, s + at, h.bias_len, c->bias, b.width, "codec bf16: bias", err);
+    else
+        memset(c->bias, 0, b.width);
+    at += h.bias_len;
+    if (!rc) rc = unframe(c, s + at + n, h.exp_len, c->expo, n, "codec bf16: exponents", err);
+    for (uint32_t t = 0; !rc && t < b.rows; t++) {
+        uint64_t e = (uint64_t)t * b.width;
+        sl_bf16_join(s + at + e, c->expo + e, c->bias, (uint16_t *)dst + e, b.width);
+    }
+    return rc;
+}
+
+static const struct codec {
+    const char *name;
+    uint64_t (*bound)(sl_block b);
+    int (*encode)(sl_codec_ctx *c, sl_block b, const void *src, void *dst, uint64_t cap, uint64_t *len, sl_err *err);
+    int (*decode)(sl_codec_ctx *c, sl_block b, const void *src, uint64_t len, void *dst, sl_err *err);
+} codecs[] = {
+    [SL_CODEC_NONE] = {"none", none_bound, none_encode, none_decode},
+    [SL_CODEC_ZSTD] = {"zstd", zstd_bound, zstd_encode, zstd_decode},
+    [SL_CODEC_BF16] = {"bf16", bf16_bound, bf16_encode, bf16_decode},
+};
+enum { N_CODECS = sizeof codecs / sizeof codecs[0] };
+
+const char *sl_codec_name(uint32_t codec) {
+    return codec < N_CODECS ? codecs[codec].name : "?";
+}
+
+int sl_codec_parse(const char *name, uint32_t *codec) {
+    for (uint32_t i = 0; i < N_CODECS; i++)
+        if (!strcmp(name, codecs[i].name)) {
+            *codec = i;
+            return 0;
+        }
+    return SL_EUSAGE;
+}
+
+uint64_t sl_codec_bound(sl_block b) {
+    uint64_t m = 0;
+    for (uint32_t i = 0; i < N_CODECS; i++) {
+        uint64_t v = codecs[i].bound(b);
+        if (v > m) m = v;
+    }
+    return m;
+}
+
+int sl_codec_encode(sl_codec_ctx *c, uint32_t codec, sl_block b, const void *src, void *dst, uint64_t cap,
+                    uint64_t *len, uint32_t *used, sl_err *err) {
+    if (codec >= N_CODECS) return sl_err_set(err, SL_EINTERNAL, "codec %u is unknown", codec);
+    if (cap < sl_codec_bound(b)) return sl_err_set(err, SL_EINTERNAL, "codec buffer too small");
+    if (codec == SL_CODEC_BF16 && b.elem_size != 2) codec = SL_CODEC_ZSTD;
+    int rc = codecs[codec].encode(c, b, src, dst, cap, len, err);
+    if (!rc && codec != SL_CODEC_NONE && *len >= sl_block_bytes(b)) {
+        codec = SL_CODEC_NONE;
+        rc = codecs[codec].encode(c, b, src, dst, cap, len, err);
+    }
+    *used = codec;
+    return rc;
+}
+
+int sl_codec_decode(sl_codec_ctx *c, uint32_t codec, sl_block b, const void *src, uint64_t len, void *dst,
+                    sl_err *err) {
+    if (codec >= N_CODECS) return sl_err_set(err, SL_EDATA, "codec %u is unknown to this version", codec);
+    return codecs[codec].decode(c, b, src, len, dst, err);
+}

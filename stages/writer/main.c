@@ -1,0 +1,19 @@
+/* sluice-writer: see stages/writer/writer.h. Started by sluiced. */
+#include "stages/writer/writer.h"
+#include <sys/resource.h>
+
+int main(int argc, char **argv) {
+    sl_stage st;
+    sl_writer *w = NULL;
+    sl_err err = {0};
+    struct rlimit files;
+    /* A commit group of layout files holds a descriptor a row. */
+    if (!getrlimit(RLIMIT_NOFILE, &files) && files.rlim_cur < files.rlim_max) {
+        files.rlim_cur = files.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &files);
+    }
+    if (sl_stage_open(&st, argc, argv, SL_ROLE_WRITER, &err) || sl_writer_open(&w, &st, &err) || sl_writer_run(w, &err))
+        return sl_stage_fail(&st, &err);
+    sl_writer_close(w);
+    return 0;
+}

@@ -1,0 +1,168 @@
+#include "stages/writer/manifest.h"
+#include "stages/writer/codec.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const char *const layouts[] = {[SL_LAYOUT_SHARDS] = "shards", [SL_LAYOUT_FILES] = "files"};
+
+void sl_store_stats_add(sl_store_stats *s, const sl_commit_rec *r) {
+    if (r->kind == SL_CM_REJECT) {
+        s->rejected++;
+        s->by_verdict[r->verdict < SL_V_N ? r->verdict : SL_V_COUNT]++;
+    }
+    if (r->kind != SL_CM_COMMIT) return;
+    s->rows++;
+    s->tokens += r->T;
+    s->supervised += r->mask_sum;
+    s->raw_bytes += r->raw_bytes;
+    s->stored_bytes += r->len;
+    if (!isnan(r->nll)) {
+        s->nll_rows++;
+        s->nll_sum += (double)r->nll;
+    }
+}
+
+static json_t *counts(const sl_store_stats *s) {
+    json_t *by = json_object();
+    for (int v = 1; v < SL_V_N; v++)
+        if (s->by_verdict[v])
+            json_object_set_new(by, sl_verdict_name((sl_verdict)v), json_integer((json_int_t)s->by_verdict[v]));
+    return json_pack("{s:I,s:I,s:o,s:I,s:I,s:I,s:I,s:I,s:o}", "rows", (json_int_t)s->rows, "rejected",
+                     (json_int_t)s->rejected, "rejected_by", by, "tokens", (json_int_t)s->tokens, "supervised_tokens",
+                     (json_int_t)s->supervised, "raw_bytes", (json_int_t)s->raw_bytes, "stored_bytes",
+                     (json_int_t)s->stored_bytes, "nll_rows", (json_int_t)s->nll_rows, "nll_mean",
+                     s->nll_rows ? json_real(s->nll_sum / (double)s->nll_rows) : json_null());
+}
+
+static json_t *to_json(const sl_manifest *m) {
+    char idx[1024];
+    json_t *list = json_array();
+    for (uint32_t k = 0; k < m->set.n; k++)
+        json_array_append_new(
+            list, json_pack("{s:i,s:b}", "h", (int)m->set.v[k].hidx, "final_norm", (int)m->set.v[k].final_norm));
+    sl_capture_text(&m->set, idx, sizeof idx);
+    return json_pack(
+        "{s:s,s:i,s:{s:s,s:s,s:i,s:i,s:i},s:{s:s,s:s,s:o,s:s,s:s},s:s,s:s,s:s,s:s,s:o,s:s}", "format", "sluice-store",
+        "version", 1, "model", "fingerprint", m->set.model, "path", m->model_path, "n_layers", (int)m->set.n_layers,
+        "width", (int)m->set.width, "vocab", (int)m->vocab, "states", "dtype", m->set.elem_size == 2 ? "bf16" : "f32",
+        "h_indices", idx, "captures", list, "final", sl_capture_final(&m->set), "convention", sl_convention, "layout",
+        layouts[m->layout == SL_LAYOUT_FILES], "codec", sl_codec_name(m->codec), "tokenizer_hash", m->tokenizer_hash,
+        "template_hash", m->template_hash, "counts", counts(&m->stats), "state", m->complete ? "complete" : "open");
+}
+
+int sl_manifest_write(const sl_manifest *m, const char *store, sl_err *err) {
+    char tmp[SL_PATH_MAX + 32], path[SL_PATH_MAX + 32];
+    snprintf(tmp, sizeof tmp, "%s/.manifest.tmp", store);
+    snprintf(path, sizeof path, "%s/manifest.json", store);
+    json_t *j = to_json(m);
+    char *text = j ? json_dumps(j, JSON_INDENT(2)) : NULL;
+    json_decref(j);
+    if (!text) return sl_err_set(err, SL_EINTERNAL, "cannot form the manifest (is a path or hash not UTF-8?)");
+    size_t n = strlen(text);
+    text[n++] = '\n'; /* in place of the NUL */
+    int fd = open(tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    int bad = fd < 0 || write(fd, text, n) != (ssize_t)n || fsync(fd), e = errno;
+    if (fd >= 0) close(fd);
+    free(text);
+    if (!bad && rename(tmp, path)) bad = 1, e = errno;
+    if (bad) {
+        unlink(tmp);
+        return sl_err_sys(err, e == ENOSPC || e == EDQUOT ? SL_ETEMP : SL_ECONFIG, e, "cannot write %s", path);
+    }
+    int dir = open(store, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (dir >= 0) {
+        fsync(dir);
+        close(dir);
+    }
+    return 0;
+}
+
+static int str_field(json_t *o, const char *key, char *buf, size_t cap) {
+    const char *s = json_string_value(json_object_get(o, key));
+    if (!s || strlen(s) >= cap) return -1;
+    strcpy(buf, s);
+    return 0;
+}
+
+static int u32_field(json_t *o, const char *key, uint32_t max, uint32_t *out) {
+    json_t *v = json_object_get(o, key);
+    if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) > (json_int_t)max) return -1;
+    *out = (uint32_t)json_integer_value(v);
+    return 0;
+}
+
+static const char *parse(sl_manifest *m, json_t *j) {
+    char word[32];
+    json_t *model = json_object_get(j, "model"), *st = json_object_get(j, "states"),
+           *list = json_object_get(st, "captures");
+    if (str_field(j, "format", word, sizeof word) || strcmp(word, "sluice-store")) return "format";
+    uint32_t version;
+    if (u32_field(j, "version", 1, &version)) return "version";
+    if (str_field(model, "fingerprint", m->set.model, sizeof m->set.model)) return "model.fingerprint";
+    if (str_field(model, "path", m->model_path, sizeof m->model_path)) return "model.path";
+    if (u32_field(model, "n_layers", 100000, &m->set.n_layers)) return "model.n_layers";
+    if (u32_field(model, "width", 1u << 24, &m->set.width) || !m->set.width) return "model.width";
+    if (u32_field(model, "vocab", 1u << 30, &m->vocab)) return "model.vocab";
+    if (str_field(st, "dtype", word, sizeof word)) return "states.dtype";
+    m->set.elem_size = !strcmp(word, "bf16") ? 2 : !strcmp(word, "f32") ? 4 : 0;
+    if (!m->set.elem_size) return "states.dtype";
+    if (!json_is_array(list) || json_array_size(list) < 1 || json_array_size(list) > SL_MAX_CAPTURES)
+        return "states.captures";
+    m->set.n = (uint32_t)json_array_size(list);
+    for (uint32_t k = 0; k < m->set.n; k++) {
+        json_t *e = json_array_get(list, k);
+        if (u32_field(e, "h", m->set.n_layers, &m->set.v[k].hidx)) return "states.captures";
+        m->set.v[k].final_norm = json_is_true(json_object_get(e, "final_norm"));
+    }
+    if (str_field(j, "layout", word, sizeof word)) return "layout";
+    m->layout = !strcmp(word, "files") ? SL_LAYOUT_FILES : SL_LAYOUT_SHARDS;
+    if (strcmp(word, layouts[m->layout])) return "layout";
+    if (str_field(j, "codec", word, sizeof word) || sl_codec_parse(word, &m->codec)) return "codec";
+    if (str_field(j, "tokenizer_hash", m->tokenizer_hash, sizeof m->tokenizer_hash)) return "tokenizer_hash";
+    if (str_field(j, "template_hash", m->template_hash, sizeof m->template_hash)) return "template_hash";
+    m->complete = !str_field(j, "state", word, sizeof word) && !strcmp(word, "complete");
+    return NULL;
+}
+
+int sl_manifest_read(sl_manifest *m, const char *store, sl_err *err) {
+    char path[SL_PATH_MAX + 32];
+    json_error_t je;
+    memset(m, 0, sizeof *m);
+    snprintf(path, sizeof path, "%s/manifest.json", store);
+    json_t *j = json_load_file(path, JSON_REJECT_DUPLICATES, &je);
+    if (!j) return sl_err_set(err, SL_ECONFIG, "%s: line %d: %s", path, je.line, je.text);
+    const char *bad = parse(m, j);
+    json_decref(j);
+    return bad ? sl_err_set(err, SL_ECONFIG, "%s: field '%s' is missing or not usable by this version", path, bad) : 0;
+}
+
+int sl_manifest_same(const sl_manifest *old, const sl_manifest *now, sl_err *err) {
+    char a[1024], b[1024];
+    const char *what = NULL;
+    if (old->set.width != now->set.width)
+        what = "width", snprintf(a, 32, "%u", old->set.width), snprintf(b, 32, "%u", now->set.width);
+    if (old->layout != now->layout)
+        what = "layout", strcpy(a, layouts[old->layout]), strcpy(b, layouts[now->layout == SL_LAYOUT_FILES]);
+    if (old->set.elem_size != now->set.elem_size)
+        what = "dtype", strcpy(a, old->set.elem_size == 2 ? "bf16" : "f32"),
+        strcpy(b, now->set.elem_size == 2 ? "bf16" : "f32");
+    if (strcmp(old->set.model, now->set.model))
+        what = "model fingerprint", snprintf(a, sizeof a, "%s", old->set.model),
+        snprintf(b, sizeof b, "%s", now->set.model);
+    if (!what) {
+        sl_capture_text(&old->set, a, sizeof a);
+        sl_capture_text(&now->set, b, sizeof b);
+        if (strcmp(a, b)) what = "layers";
+    }
+    if (!what) return 0;
+    return sl_err_set(
+        err, SL_ECONFIG,
+        "the store was begun with %s %s and this run has %s: choose another output folder, or the old setting", what, a,
+        b);
+}

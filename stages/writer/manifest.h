@@ -1,0 +1,31 @@
+/* manifest: manifest.json, which says what the states of a store are. It is replaced atomically (temporary file, fsync,
+ * rename, fsync of the folder) when the writer starts and when it ends. */
+#ifndef SL_WRITER_MANIFEST_H
+#define SL_WRITER_MANIFEST_H
+#include "ipc/journal.h"
+#include "stages/writer/safetensors_out.h"
+
+typedef struct sl_store_stats { /* sums over commit.log */
+    uint64_t rows, rejected, tokens, supervised, raw_bytes, stored_bytes;
+    uint64_t nll_rows;
+    double nll_sum;
+    uint64_t by_verdict[SL_V_N];
+} sl_store_stats;
+void sl_store_stats_add(sl_store_stats *s, const sl_commit_rec *r);
+
+typedef struct sl_manifest {
+    sl_capture_set set;
+    uint32_t vocab, layout, codec;
+    char model_path[SL_PATH_MAX];
+    char tokenizer_hash[80], template_hash[80];
+    sl_store_stats stats;
+    int complete; /* the writer ended with nothing pending */
+} sl_manifest;
+
+/* SL_ECONFIG: no manifest, or not one of ours; the sentence says which field. */
+int sl_manifest_read(sl_manifest *m, const char *store, sl_err *err);
+int sl_manifest_write(const sl_manifest *m, const char *store, sl_err *err); /* SL_ETEMP when the disk is full */
+/* A store that was begun with `old` may go on with `now`: model, states, dtype, width and layout are equal. SL_ECONFIG
+ * names the setting and both values. */
+int sl_manifest_same(const sl_manifest *old, const sl_manifest *now, sl_err *err);
+#endif
