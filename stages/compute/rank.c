@@ -100,6 +100,29 @@ static int load(rank *r, sl_err *err) {
     return 0;
 }
 
+/* Sums over the ranks: none, shared memory, or NCCL with shared memory beside it for barriers and agreement. */
+static int open_collective(rank *r, sl_err *err) {
+    const sl_boot *b = r->b;
+    if (b->tp == 1) return sl_coll_none_open(&r->coll, err);
+    int rc = sl_coll_shm_open(&r->coll, r->g->coll_fd, (int)r->id, (int)b->tp, r->epoch, r->ops, err);
+#ifdef SL_HAVE_NCCL
+    if (!rc && b->backend == SL_BACKEND_CUDA) {
+        sl_coll *fast;
+        sl_err why = {0};
+        rc = sl_coll_nccl_open(&fast, r->coll, r->ops, &why);
+        if (!rc)
+            r->coll = fast;
+        else if (rc != SL_ECONFIG)
+            return sl_err_set(err, rc, "%s", why.msg);
+        else {
+            sl_log(SL_WARN, "NCCL cannot be used (%s): ranks add up through host memory, which is slow", why.msg);
+            rc = 0;
+        }
+    }
+#endif
+    return rc;
+}
+
 static int open_forward(rank *r, sl_err *err) {
     const sl_boot *b = r->b;
     sl_forward_opts o = {.batch_tokens = b->batch_tokens,
@@ -109,8 +132,7 @@ static int open_forward(rank *r, sl_err *err) {
                          .captures = b->captures,
                          .n_captures = (int32_t)b->n_captures};
     sl_forward_plan p;
-    int rc = b->tp == 1 ? sl_coll_none_open(&r->coll, err)
-                        : sl_coll_shm_open(&r->coll, r->g->coll_fd, (int)r->id, (int)b->tp, r->epoch, r->ops, err);
+    int rc = open_collective(r, err);
     if (!rc) rc = sl_forward_plan_make(&p, r->model, r->ops, &o, err);
     if (rc) return rc;
     sl_log(SL_INFO,
