@@ -40,7 +40,7 @@ INLINE void vf_store(float *p, vf v) {
     memcpy(p, &v, sizeof v);
 }
 INLINE vf vf_set(float x) {
-    return (vf){} + x;
+    return x - (vf){}; /* x - 0 is x for every x, so this is a plain broadcast */
 }
 INLINE vf vf_bits(vu u) {
     return (vf)u;
