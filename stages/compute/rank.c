@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define MIB(x) ((double)(x) / 1048576.0)
 
@@ -25,10 +26,17 @@ typedef struct rank {
     double *nll;
     uint64_t pos;         /* next batch to run */
     uint64_t last_log_ns; /* loading */
+    uint64_t nll_high;    /* rows above ln(vocab) in this life */
     int want_nll;
 } rank;
 
 /* ---- start ---- */
+/* 0: the processors divided by the ranks of all groups. */
+static int threads_of(const sl_boot *b) {
+    long n = b->threads ? (long)b->threads : sysconf(_SC_NPROCESSORS_ONLN) / (long)(b->dp * b->tp);
+    return n < 1 ? 1 : n > 1024 ? 1024 : (int)n;
+}
+
 static int open_ops(rank *r, sl_err *err) {
     sl_dtype act = r->b->precision == SL_PREC_F32 ? SL_F32 : SL_BF16;
     uint32_t es = act == SL_F32 ? 4 : 2;
@@ -36,8 +44,7 @@ static int open_ops(rank *r, sl_err *err) {
         return sl_err_set(err, SL_EINTERNAL,
                           "rank: the store holds %u-byte elements but this precision makes %u-byte ones",
                           r->b->elem_size, es);
-    if (r->b->backend == SL_BACKEND_CPU)
-        return sl_ops_cpu_create(&r->ops, r->b->threads ? (int)r->b->threads : 1, act, err);
+    if (r->b->backend == SL_BACKEND_CPU) return sl_ops_cpu_create(&r->ops, threads_of(r->b), act, err);
 #ifdef SL_HAVE_CUDA
     /* Ranks of all groups are numbered through: one GPU each. */
     return sl_ops_cuda_create(&r->ops, (int)(r->st->proc - r->b->groups[0].first_rank_proc), act, err);
@@ -163,19 +170,27 @@ static int on_state(void *arg, int32_t k, const void *states, int64_t n, sl_err 
     return rc;
 }
 
+/* The cheapest proof that the states belong to the tokens: no model of language is worse than guessing. Said at the
+ * first row and then each time the number of such rows has doubled. */
+static void note_nll(rank *r, uint64_t batch_no, uint32_t row, double nll) {
+    double guess = log((double)r->b->vocab);
+    sl_metric_add(r->st->metrics, SL_M_NLL_SUM_MICRO, (uint64_t)(int64_t)llround(nll * 1e6));
+    sl_metric_add(r->st->metrics, SL_M_NLL_ROWS, 1);
+    if (nll <= guess) return;
+    r->nll_high++;
+    if (r->nll_high & (r->nll_high - 1)) return;
+    sl_log(SL_WARN,
+           "NLL_HIGH: row %u of batch %llu has teacher NLL %.3f, above ln(vocab) = %.3f: the states may not belong to "
+           "these tokens "
+           "(%llu such rows so far)",
+           row, (unsigned long long)batch_no, nll, guess, (unsigned long long)r->nll_high);
+}
+
 static int export_rows(rank *r, const sl_batch_view *v, sl_err *err) {
     for (uint32_t i = 0; i < v->desc->n_rows; i++) {
         const sl_batch_row *row = &v->rows[i];
         double nll = r->want_nll && row->flags & SL_ROW_NLL ? r->nll[i] : NAN;
-        if (nll == nll) {
-            sl_metric_add(r->st->metrics, SL_M_NLL_SUM_MICRO, (uint64_t)(int64_t)llround(nll * 1e6));
-            sl_metric_add(r->st->metrics, SL_M_NLL_ROWS, 1);
-            if (nll > log((double)r->b->vocab))
-                sl_log(SL_WARN,
-                       "NLL_HIGH: batch %llu row %u has teacher NLL %.3f, above ln(vocab) = %.3f: the states may not "
-                       "belong to these tokens",
-                       (unsigned long long)v->desc->batch_no, i, nll, log((double)r->b->vocab));
-        }
+        if (nll == nll) note_nll(r, v->desc->batch_no, i, nll);
         int rc = sl_export_row(r->exp, i, row->T, sl_sum64(v->ids + row->t0, (uint64_t)row->T * 4), nll, err);
         if (rc) return rc;
     }
