@@ -47,10 +47,12 @@ static void pack_panel(const job *j, const carve *s, void *dst, int64_t col, int
     const sl_isa *isa = j->c->isa;
     const sl_mat *w = j->g->w;
     const int64_t step = j->g->n_step, r0 = j->g->n0 + col * step;
+    /* bf16 activations see the weight rounded to bf16, whichever kernel runs; f32 ones see the exact value */
+    const int round = j->c->bf && !j->g->exact;
     if (!w->row_perm && (w->fmt == SL_W_BF16 || w->fmt == SL_W_F32)) {
         const uint8_t *src = (const uint8_t *)w->data + (uint64_t)j->g->e * w->stride + (uint64_t)r0 * w->row_bytes;
         int64_t ld = (int64_t)w->row_bytes * step;
-        if (w->fmt == SL_W_F32 && !j->dot && (ld & 3) == 0) {
+        if (w->fmt == SL_W_F32 && !round && (ld & 3) == 0) {
             isa->pack_f32(dst, (const float *)(const void *)src + k0, ld / 4, n, kn);
             return;
         }
@@ -63,8 +65,6 @@ static void pack_panel(const job *j, const carve *s, void *dst, int64_t col, int
             return;
         }
     }
-    /* bf16 activations see the weight rounded to bf16, whichever kernel runs; f32 ones see the exact value */
-    const int round = j->c->bf && !j->g->exact;
     for (int32_t i = 0; i < n; i++) {
         float *row = s->wrow + i * kn;
         isa->dequant(row, w, j->g->e, sl_mat_row(w, r0 + i * step), k0, kn);
@@ -125,7 +125,8 @@ static void gemm_part(void *arg, int tid, int threads) {
     if (tid >= j->tn * j->tm) return;
     const sl_isa *isa = j->c->isa;
     const carve s = carve_scratch(j->c->scratch[tid]);
-    const int64_t K = j->g->w->k, kc = K < SL_GEMM_KC ? K : SL_GEMM_KC, nr = isa->nr;
+    const int64_t K = j->g->w->k, most_k = j->x_f32 ? SL_GEMM_KC_F32 : SL_GEMM_KC, kc = K < most_k ? K : most_k,
+                  nr = isa->nr;
     const int64_t panel = (j->dot ? (kc + 1) / 2 * 4 : kc * 4) * nr;
     int64_t nc = SL_GEMM_B_BYTES / panel * nr, mc = INT64_MAX;
     if (K > kc) {

@@ -20,8 +20,8 @@ INLINE void mm_f32_r(const int R, float *c, int64_t ldc, const float *a, int64_t
     vf acc[MR][2];
     UNROLL(12)
     for (int i = 0; i < R; i++) {
-        acc[i][0] = add ? vf_load(c + i * ldc) : (vf){};
-        acc[i][1] = add ? vf_load(c + i * ldc + VL) : (vf){};
+        acc[i][0] = (vf){};
+        acc[i][1] = (vf){};
     }
     for (int64_t p = 0; p < k; p++) {
         vf b0 = vf_load(b), b1 = vf_load(b + VL);
@@ -35,6 +35,10 @@ INLINE void mm_f32_r(const int R, float *c, int64_t ldc, const float *a, int64_t
     }
     UNROLL(12)
     for (int i = 0; i < R; i++) {
+        if (add) {
+            acc[i][0] += vf_load(c + i * ldc);
+            acc[i][1] += vf_load(c + i * ldc + VL);
+        }
         vf_store(c + i * ldc, acc[i][0]);
         vf_store(c + i * ldc + VL, acc[i][1]);
     }
@@ -98,8 +102,8 @@ INLINE void mm_bf16_r(const int R, float *c, int64_t ldc, const uint16_t *a, int
     __m512 acc[MR][2];
     UNROLL(12)
     for (int i = 0; i < R; i++) {
-        acc[i][0] = add ? _mm512_loadu_ps(c + i * ldc) : _mm512_setzero_ps();
-        acc[i][1] = add ? _mm512_loadu_ps(c + i * ldc + VL) : _mm512_setzero_ps();
+        acc[i][0] = _mm512_setzero_ps();
+        acc[i][1] = _mm512_setzero_ps();
     }
     int64_t p = 0;
     for (; p + 1 < k; p += 2) {
@@ -123,6 +127,10 @@ INLINE void mm_bf16_r(const int R, float *c, int64_t ldc, const uint16_t *a, int
     }
     UNROLL(12)
     for (int i = 0; i < R; i++) {
+        if (add) {
+            acc[i][0] = _mm512_add_ps(acc[i][0], _mm512_loadu_ps(c + i * ldc));
+            acc[i][1] = _mm512_add_ps(acc[i][1], _mm512_loadu_ps(c + i * ldc + VL));
+        }
         _mm512_storeu_ps(c + i * ldc, acc[i][0]);
         _mm512_storeu_ps(c + i * ldc + VL, acc[i][1]);
     }
