@@ -108,7 +108,7 @@ int sl_pretok_add_bytelevel(sl_pretok *t, bool add_prefix_space, bool use_regex,
 }
 
 int sl_pretok_add_metaspace(sl_pretok *t, const char *mark, size_t n, sl_prefix prefix, bool split, sl_err *err) {
-    if (!n || n > 4 || sl_utf8_check((const uint8_t *)mark, n) != n || sl_utf8_len((uint8_t)mark[0]) != n)
+    if (!n || n > 4 || sl_unicode_check((const uint8_t *)mark, n) != n || sl_utf8_len((uint8_t)mark[0]) != n)
         return sl_err_set(err, SL_ECONFIG, "pre_tokenizer: Metaspace replacement must be one character");
     return add_text(t, (step){.kind = STEP_METASPACE, .how = SL_SPLIT_NEXT, .prefix = prefix, .split = split}, mark, n,
                     err);

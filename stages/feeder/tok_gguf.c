@@ -64,7 +64,7 @@ static bool is(sl_gguf_str s, const char *c) {
 static int token_at(const sl_gguf *g, uint64_t i, sl_gguf_str *s, sl_err *err) {
     if (sl_gguf_arr_str(g, KEY("tokens"), i, s))
         return sl_err_set(err, SL_ECONFIG, KEY("tokens") "[%llu] is no string", (unsigned long long)i);
-    if (sl_utf8_check((const uint8_t *)s->s, s->n) != s->n)
+    if (sl_unicode_check((const uint8_t *)s->s, s->n) != s->n)
         return sl_err_set(err, SL_ECONFIG, KEY("tokens") "[%llu] is not UTF-8", (unsigned long long)i);
     return 0;
 }
@@ -128,7 +128,7 @@ static int merges(sl_tokenizer *t, const sl_gguf *g, sl_err *err) {
     for (uint64_t i = 0; i < n && !rc; i++) {
         sl_gguf_str s;
         const char *sp = NULL;
-        if (!sl_gguf_arr_str(g, KEY("merges"), i, &s) && sl_utf8_check((const uint8_t *)s.s, s.n) == s.n && s.n > 2)
+        if (!sl_gguf_arr_str(g, KEY("merges"), i, &s) && sl_unicode_check((const uint8_t *)s.s, s.n) == s.n && s.n > 2)
             sp = memchr(s.s + 1, ' ', s.n - 1);
         if (sp && s.n > cap) {
             char *p = realloc(buf, cap = s.n * 2 + 64);

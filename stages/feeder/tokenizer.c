@@ -136,7 +136,7 @@ static int normalize(const sl_tokenizer *t, sl_tok_scratch *sc, const char **s, 
 int sl_tokenizer_add_added(sl_tokenizer *t, const sl_added_token *tok, sl_err *err) {
     if (tok->id < 0 || tok->id >= SL_BPE_MAX_IDS)
         return sl_err_set(err, SL_ECONFIG, "added token '%s': id %d is out of range", tok->s, tok->id);
-    if (sl_utf8_check((const uint8_t *)tok->s, tok->n) != tok->n)
+    if (sl_unicode_check((const uint8_t *)tok->s, tok->n) != tok->n)
         return sl_err_set(err, SL_ECONFIG, "added token %d is not UTF-8", tok->id);
     if (!tok->normalized || !t->n_norm) return sl_added_put(t->added, tok, tok->s, tok->n, err);
     sl_tok_scratch *sc = sl_tok_scratch_new();
@@ -156,7 +156,7 @@ int sl_tokenizer_find_cuts(sl_tokenizer *t, sl_err *err) {
     for (int32_t id = 0; id < sl_bpe_size(t->bpe); id++) {
         size_t n, at = 0;
         const char *s = sl_bpe_piece(t->bpe, id, &n), *hit;
-        if (!s || sl_utf8_check((const uint8_t *)s, n) != n) continue;
+        if (!s || sl_unicode_check((const uint8_t *)s, n) != n) continue;
         for (; (hit = n > at ? memmem(s + at, n - at, MARK, MARK_N) : NULL); at = (size_t)(hit - s) + 1) {
             if (hit == s) continue;
             const char *p = hit - 1;
@@ -472,7 +472,7 @@ int sl_tokenizer_encode(const sl_tokenizer *t, sl_tok_scratch *s, const char *te
                         bool parse_special, sl_ids *out, sl_err *err) {
     const size_t had = out->n;
     if (n > MAX_TEXT) return sl_err_set(err, SL_EDATA, "a text of %zu bytes; at most 1 GiB is supported", n);
-    size_t bad = sl_utf8_check((const uint8_t *)text, n);
+    size_t bad = sl_unicode_check((const uint8_t *)text, n);
     if (bad != n) return sl_err_set(err, SL_EDATA, "text is not UTF-8 at byte %zu (0x%02x)", bad, (uint8_t)text[bad]);
     enc e = {.t = t, .s = s, .out = out};
     int rc = reserve(out, n / 4 + 8, err);

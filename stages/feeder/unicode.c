@@ -98,7 +98,7 @@ static unsigned char_ok(const uint8_t *p, size_t left) {
     return need;
 }
 
-size_t sl_utf8_check(const uint8_t *p, size_t n) {
+size_t sl_unicode_check(const uint8_t *p, size_t n) {
     size_t i = 0;
     while (i < n) {
         if (p[i] < 0x80) {

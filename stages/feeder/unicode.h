@@ -53,5 +53,5 @@ static inline unsigned sl_utf8_len(uint8_t b) {
 unsigned sl_utf8_encode(uint32_t cp, uint8_t out[4]);
 /* Offset of the first byte that is not valid UTF-8 (no surrogates, no overlong forms, at most U+10FFFF); n when all is
  * valid. */
-size_t sl_utf8_check(const uint8_t *p, size_t n);
+size_t sl_unicode_check(const uint8_t *p, size_t n);
 #endif
