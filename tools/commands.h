@@ -9,4 +9,5 @@ int sl_cmd_status(int argc, char **argv);
 int sl_cmd_drain(int argc, char **argv);
 int sl_cmd_check(int argc, char **argv);
 int sl_cmd_bench(int argc, char **argv);
+int sl_cmd_tokenize(int argc, char **argv);
 #endif

@@ -13,6 +13,8 @@ typedef struct command {
 /* One row a command; a NULL function is a heading of the overview. */
 static const command commands[] = {
     {"Running", NULL, NULL},
+    {"Looking at data", NULL, NULL},
+    {"tokenize", sl_cmd_tokenize, "show the token ids of texts"},
     {NULL, NULL, NULL},
 };
 
