@@ -102,6 +102,11 @@ static int check_tail(int fd, const char *path, uint32_t magic, uint64_t bad, sl
         ssize_t n = read_at(fd, rec, SL_JREC, i * SL_JREC);
         if (n < 0) return sl_err_sys(err, SL_ETEMP, errno, "%s: read at byte %" PRIu64, path, i * SL_JREC);
         if (n < SL_JREC) return 0;
+        uint32_t m;
+        memcpy(&m, rec, 4);
+        if (i == 0 && m && m != magic) /* never cut what somebody else wrote */
+            return sl_err_set(err, SL_EDATA, "%s: starts with %08x, expected %08x: this is another file", path, m,
+                              magic);
         if (!sl_journal_record_ok(rec, magic)) continue;
         if (i == bad) return 0; /* a reader met the record while it was being written: it is whole now */
         return sl_err_set(

@@ -1,5 +1,6 @@
 #include "ipc/wire.h"
 #include <inttypes.h>
+#include <stdbool.h>
 #include <string.h>
 
 #define MAX_ITEMS (4u << 20) /* objects a message: bounds what unpacking may allocate (about 50 bytes each) */
@@ -9,6 +10,7 @@ typedef struct item {
     uint64_t head;     /* bytes of the header */
     uint64_t body;     /* bytes of string or binary data after it */
     uint64_t children; /* objects inside */
+    bool box;          /* an array or a map */
 } item;
 
 static uint64_t be(const uint8_t *p, unsigned n) {
@@ -31,6 +33,7 @@ static bool item_typed(const uint8_t *p, uint64_t left, item *it) {
     it->head = 1u + t[i].bytes;
     uint64_t n = t[i].what == '-' ? 0 : be(p + 1, t[i].bytes);
     if (t[i].what == 'b') it->body = n;
+    it->box = t[i].what == 'a' || t[i].what == 'm';
     if (t[i].what == 'a') it->children = n;
     if (t[i].what == 'm') it->children = 2 * n;
     return true;
@@ -41,6 +44,7 @@ static bool item_read(const uint8_t *p, uint64_t left, item *it) {
     if (!left) return false;
     uint8_t b = p[0];
     if (b < 0x80 || b >= 0xe0) return true;
+    it->box = b < 0xa0;
     if (b < 0x90)
         it->children = 2 * (uint64_t)(b & 0x0f);
     else if (b < 0xa0)
@@ -71,10 +75,9 @@ static int prescan(const uint8_t *p, uint64_t len, sl_err *err) {
             return sl_err_set(err, SL_EDATA,
                               "message: byte %" PRIu64 ": claims more than the %" PRIu64 " bytes there are", at, len);
         at += it.head + it.body;
-        if (!it.children) continue;
-        if (depth == SL_WIRE_DEPTH)
+        if (it.box && depth == SL_WIRE_DEPTH)
             return sl_err_set(err, SL_EDATA, "message: byte %" PRIu64 ": nested deeper than %d", at, SL_WIRE_DEPTH);
-        todo[++depth] = it.children;
+        if (it.children) todo[++depth] = it.children;
     }
     if (at != len) return sl_err_set(err, SL_EDATA, "message: %" PRIu64 " bytes behind its end", len - at);
     return 0;
