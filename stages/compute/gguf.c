@@ -158,7 +158,7 @@ static int skip_elements(cursor *c, gguf_kv *kv, uint32_t type, uint64_t count, 
     }
     const uint8_t *at = c->p;
     for (uint64_t i = 0; i < count; i++) {
-        sl_gguf_str s;
+        sl_gguf_str s = {0};
         if (off) off[i] = (uint64_t)(c->p - at);
         int rc = take_string(c, &s, "a string of an array");
         if (rc) return rc;
@@ -167,8 +167,8 @@ static int skip_elements(cursor *c, gguf_kv *kv, uint32_t type, uint64_t count, 
 }
 
 static int skip_array(cursor *c, gguf_kv *kv, int depth) {
-    uint32_t type;
-    uint64_t count;
+    uint32_t type = 0;
+    uint64_t count = 0;
     int rc = take(c, &type, 4, "an array header");
     if (!rc) rc = take(c, &count, 8, "an array header");
     if (rc) return rc;
@@ -191,7 +191,7 @@ static int parse_kv(cursor *c, gguf_kv *kv) {
                           c->path, str_len(kv->key), kv->key.s, kv->type);
     if (kv->type == SL_GV_ARR) return skip_array(c, kv, 0);
     if (kv->type == SL_GV_STR) {
-        sl_gguf_str s;
+        sl_gguf_str s = {0};
         rc = take_string(c, &s, "a metadata string");
         if (rc) return rc;
         kv->at = (const uint8_t *)s.s;
@@ -288,7 +288,7 @@ static void free_kvs(gguf_kv *kv, uint64_t n) {
 }
 
 static int parse_header(cursor *c, uint64_t *n_tensors, uint64_t *n_kv) {
-    uint32_t magic, version;
+    uint32_t magic = 0, version = 0;
     int rc = take(c, &magic, 4, "the header");
     if (rc) return rc;
     if (magic != GGUF_MAGIC)
@@ -373,7 +373,7 @@ static int scalar(uint32_t type, const uint8_t *p, double *out) {
 static int parse_file(sl_gguf *g, uint32_t file, gguf_kv **kv_out, uint64_t *n_kv_out, sl_err *err) {
     const gguf_file *f = &g->file[file];
     cursor c = {f->map, f->map, f->map + f->size, f->path, err};
-    uint64_t nt, nk;
+    uint64_t nt = 0, nk = 0;
     int rc = parse_header(&c, &nt, &nk);
     if (rc) return rc;
     gguf_kv *kv = calloc(nk + 1, sizeof *kv);

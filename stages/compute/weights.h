@@ -53,6 +53,8 @@ typedef struct sl_load_opts {
 
 int sl_model_load(sl_model **out, const sl_load_opts *o, sl_ops *ops, sl_err *err);
 void sl_model_free(sl_model *m, sl_ops *ops);
+/* "" or a sentence worth a WARNING: which fallback the loader used (no io_uring, no O_DIRECT). */
+const char *sl_model_note(const sl_model *m);
 
 /* Without loading: what a rank will need. Bytes of weights by format, of the largest prepared layer; parameter count. */
 typedef struct sl_model_plan {

@@ -1,0 +1,282 @@
+#include "stages/compute/loader.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <liburing.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define CHUNK     (UINT64_C(4) << 20)
+#define DEPTH     16
+#define ALIGN     UINT64_C(4096)
+#define BUF_BYTES (CHUNK + 2 * ALIGN)
+#define MIN_PIECE (UINT64_C(32) << 10)
+
+typedef struct slot {
+    uint8_t *buf;
+    int busy, direct, finite;
+    uint32_t file;
+    uint64_t start, want, got; /* file offset of buf[0], bytes needed from there, bytes there */
+    uint64_t lead;             /* first needed byte in buf */
+    uint64_t rows, pitch, piece;
+    uint8_t *dst;
+    const char *what;
+} slot;
+
+struct sl_reader {
+    const sl_source *src;
+    sl_ops *ops;
+    sl_reader_progress *progress;
+    struct io_uring ring;
+    int uring;   /* 1: usable */
+    int *direct; /* per file: O_DIRECT descriptor, -1 none (yet), -2 refused */
+    uint8_t *mem;
+    slot slot[DEPTH];
+    int busy;
+    char note[200];
+};
+
+void sl_reader_advance(sl_reader_progress *p, uint64_t bytes) {
+    if (!p) return;
+    p->done += bytes;
+    if (p->fn) p->fn(p->arg, p->done, p->total);
+}
+
+/* ---- small reads and checks ---- */
+
+int sl_source_read(const sl_source *src, uint32_t file, uint64_t off, void *buf, uint64_t n, sl_err *err) {
+    for (uint64_t at = 0; at < n;) {
+        ssize_t r = pread(sl_source_fd(src, file), (char *)buf + at, n - at, (off_t)(off + at));
+        if (r < 0 && errno == EINTR) continue;
+        if (r < 0)
+            return sl_err_sys(err, SL_ETEMP, errno, "%s: cannot read at byte %" PRIu64, sl_source_path(src, file),
+                              off + at);
+        if (r == 0)
+            return sl_err_set(err, SL_EDATA,
+                              "%s: ends at byte %" PRIu64 " while being read: it was cut since it was checked",
+                              sl_source_path(src, file), off + at);
+        at += (uint64_t)r;
+    }
+    return 0;
+}
+
+int sl_check_finite(const void *p, uint64_t rows, uint64_t pitch, uint64_t piece, int dtype, const char *what,
+                    sl_err *err) {
+    uint64_t es = dtype == SL_F32 ? 4 : 2, n = piece / es;
+    uint32_t exp32 = 0x7f800000u, exp16 = dtype == SL_F16 ? 0x7c00u : 0x7f80u;
+    for (uint64_t r = 0; r < rows; r++) {
+        const uint8_t *row = (const uint8_t *)p + r * pitch;
+        uint32_t bad = 0;
+        for (uint64_t i = 0; i < n; i++) {
+            uint32_t v = 0;
+            memcpy(&v, row + i * es, es == 4 ? 4 : 2);
+            bad |= es == 4 ? (v & exp32) == exp32 : (v & exp16) == exp16;
+        }
+        if (bad)
+            return sl_err_set(err, SL_EDATA, "a scale of '%s' is NaN or infinite: the checkpoint is damaged", what);
+    }
+    return 0;
+}
+
+/* ---- the ring of buffers ---- */
+
+int sl_reader_open(sl_reader **out, const sl_source *src, sl_ops *ops, sl_reader_progress *p, sl_err *err) {
+    *out = NULL;
+    sl_reader *r = calloc(1, sizeof *r);
+    uint32_t n = sl_source_n_files(src);
+    if (r) r->direct = malloc((n + 1) * sizeof *r->direct);
+    void *mem = mmap(NULL, DEPTH * BUF_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (!r || !r->direct || mem == MAP_FAILED) {
+        if (mem != MAP_FAILED) munmap(mem, DEPTH * BUF_BYTES);
+        if (r) free(r->direct);
+        free(r);
+        return sl_err_set(err, SL_ETEMP, "out of memory for the read buffers");
+    }
+    for (uint32_t i = 0; i < n; i++) r->direct[i] = -1;
+    r->src = src;
+    r->ops = ops;
+    r->progress = p;
+    r->mem = mem;
+    for (int i = 0; i < DEPTH; i++) r->slot[i].buf = r->mem + (uint64_t)i * BUF_BYTES;
+    int rc = io_uring_queue_init(DEPTH, &r->ring, 0);
+    r->uring = rc == 0;
+    if (rc)
+        snprintf(r->note, sizeof r->note, "io_uring is not available (%s): weights are read one block at a time",
+                 strerror(-rc));
+    *out = r;
+    return 0;
+}
+
+static int direct_fd(sl_reader *r, uint32_t file) {
+    if (r->direct[file] == -1) {
+        int fd = open(sl_source_path(r->src, file), O_RDONLY | O_CLOEXEC | O_DIRECT);
+        r->direct[file] = fd >= 0 ? fd : -2;
+        if (fd < 0 && !*r->note)
+            snprintf(r->note, sizeof r->note,
+                     "the file system refuses O_DIRECT (%s): weights are read through the page cache", strerror(errno));
+    }
+    return r->direct[file];
+}
+
+static void submit(sl_reader *r, slot *s) {
+    int fd = s->direct ? r->direct[s->file] : sl_source_fd(r->src, s->file);
+    uint64_t ask = s->direct ? (s->want + ALIGN - 1) / ALIGN * ALIGN : s->want;
+    struct io_uring_sqe *e = io_uring_get_sqe(&r->ring); /* never full: at most DEPTH in flight */
+    io_uring_prep_read(e, fd, s->buf + s->got, (unsigned)(ask - s->got), s->start + s->got);
+    io_uring_sqe_set_data(e, s);
+    io_uring_submit(&r->ring);
+}
+
+/* The chunk is complete: check, upload, count. */
+static int deliver(sl_reader *r, slot *s, sl_err *err) {
+    const uint8_t *at = s->buf + s->lead;
+    int rc = s->finite < 0 ? 0 : sl_check_finite(at, s->rows, s->pitch, s->piece, s->finite, s->what, err);
+    s->busy = 0;
+    r->busy--;
+    if (s->rows == 1 || s->pitch == s->piece)
+        rc = rc ? rc : r->ops->upload(r->ops->ctx, s->dst, at, s->rows * s->piece, err);
+    else if (!rc) {
+        /* Close the gaps in place first, so that one upload does it. */
+        for (uint64_t i = 1; i < s->rows; i++) memmove(s->buf + s->lead + i * s->piece, at + i * s->pitch, s->piece);
+        rc = r->ops->upload(r->ops->ctx, s->dst, at, s->rows * s->piece, err);
+    }
+    if (!rc) rc = r->ops->sync(r->ops->ctx, err); /* the buffer is used again */
+    if (!rc) sl_reader_advance(r->progress, s->rows * s->piece);
+    return rc;
+}
+
+/* Take one completion. A short or refused read is continued. */
+static int reap(sl_reader *r, sl_err *err) {
+    struct io_uring_cqe *c;
+    int rc = io_uring_wait_cqe(&r->ring, &c);
+    if (rc == -EINTR) return 0;
+    if (rc) return sl_err_sys(err, SL_ETEMP, -rc, "waiting for reads");
+    slot *s = io_uring_cqe_get_data(c);
+    int res = c->res;
+    io_uring_cqe_seen(&r->ring, c);
+    if (res == -EINTR || res == -EAGAIN)
+        submit(r, s);
+    else if (res == -EINVAL && s->direct) {
+        if (!*r->note)
+            snprintf(r->note, sizeof r->note,
+                     "the file system refuses direct reads: weights are read through the page cache");
+        s->direct = 0;
+        s->got = 0;
+        submit(r, s);
+    } else if (res < 0) {
+        s->busy = 0;
+        r->busy--;
+        return sl_err_sys(err, SL_ETEMP, -res, "%s: cannot read at byte %" PRIu64, sl_source_path(r->src, s->file),
+                          s->start + s->got);
+    } else if (res == 0) {
+        s->busy = 0;
+        r->busy--;
+        return sl_err_set(err, SL_EDATA,
+                          "%s: ends at byte %" PRIu64 " while being read: it was cut since it was checked",
+                          sl_source_path(r->src, s->file), s->start + s->got);
+    } else {
+        s->got += (uint64_t)res;
+        if (s->got >= s->want) return deliver(r, s, err);
+        if (s->direct && s->got % ALIGN) s->got -= s->got % ALIGN;
+        submit(r, s);
+    }
+    return 0;
+}
+
+static int read_chunk(sl_reader *r, uint32_t file, uint64_t off, uint64_t rows, uint64_t pitch, uint64_t piece,
+                      void *dst, int finite, const char *what, sl_err *err) {
+    int rc = 0;
+    while (r->busy == DEPTH && !rc) rc = reap(r, err);
+    if (rc) return rc;
+    slot *s = r->slot;
+    while (s->busy) s++;
+    int direct = r->uring && direct_fd(r, file) >= 0;
+    uint64_t start = direct ? off / ALIGN * ALIGN : off;
+    uint8_t *buf = s->buf;
+    *s = (slot){.buf = buf,
+                .busy = 1,
+                .direct = direct,
+                .file = file,
+                .start = start,
+                .lead = off - start,
+                .want = off - start + (rows - 1) * pitch + piece,
+                .rows = rows,
+                .pitch = pitch,
+                .piece = piece,
+                .dst = dst,
+                .finite = finite,
+                .what = what};
+    r->busy++;
+    if (r->uring) {
+        submit(r, s);
+        return 0;
+    }
+    rc = sl_source_read(r->src, file, start, s->buf, s->want, err);
+    if (rc) {
+        s->busy = 0;
+        r->busy--;
+        return rc;
+    }
+    return deliver(r, s, err);
+}
+
+int sl_reader_add(sl_reader *r, uint32_t file, uint64_t off, uint64_t rows, uint64_t pitch, uint64_t piece, void *dst,
+                  int finite, const char *what, sl_err *err) {
+    uint8_t *to = dst;
+    int rc = 0;
+    if (rows == 1 || pitch == piece) {
+        uint64_t len = rows * piece;
+        while (len && !rc) {
+            uint64_t n = CHUNK - off % CHUNK; /* chunks end at multiples of CHUNK in the file, so none is read twice */
+            if (n > len) n = len;
+            rc = read_chunk(r, file, off, 1, n, n, to, finite, what, err);
+            off += n;
+            to += n;
+            len -= n;
+        }
+        return rc;
+    }
+    if (piece >= MIN_PIECE || pitch > CHUNK) {
+        for (uint64_t i = 0; i < rows && !rc; i++)
+            rc = sl_reader_add(r, file, off + i * pitch, 1, piece, piece, to + i * piece, finite, what, err);
+        return rc;
+    }
+    for (uint64_t i = 0, n; i < rows && !rc; i += n) {
+        n = CHUNK / pitch;
+        if (n > rows - i) n = rows - i;
+        rc = read_chunk(r, file, off + i * pitch, n, pitch, piece, to + i * piece, finite, what, err);
+    }
+    return rc;
+}
+
+int sl_reader_finish(sl_reader *r, sl_err *err) {
+    int rc = 0;
+    while (r->busy && !rc) rc = reap(r, err);
+    return rc;
+}
+
+const char *sl_reader_note(const sl_reader *r) {
+    return r->note;
+}
+
+void sl_reader_close(sl_reader *r) {
+    if (!r) return;
+    while (r->uring && r->busy) { /* after an error: buffers must not be written when they are gone */
+        struct io_uring_cqe *c;
+        int rc = io_uring_wait_cqe(&r->ring, &c);
+        if (rc == -EINTR) continue;
+        if (rc) break;
+        io_uring_cqe_seen(&r->ring, c);
+        r->busy--;
+    }
+    if (r->uring) io_uring_queue_exit(&r->ring);
+    for (uint32_t i = 0; i < sl_source_n_files(r->src); i++)
+        if (r->direct[i] >= 0) close(r->direct[i]);
+    munmap(r->mem, DEPTH * BUF_BYTES);
+    free(r->direct);
+    free(r);
+}

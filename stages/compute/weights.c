@@ -1,0 +1,546 @@
+#include "stages/compute/weights.h"
+#include "stages/compute/loader.h"
+#include "stages/compute/random.h"
+#include "stages/compute/want.h"
+#include "kernels/cpu/isa.h" /* the dequantizer, for the one matrix that has to be built from quantized parts */
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define PLACE_ALIGN UINT64_C(256)
+#define POPULATE    (UINT64_C(8) << 20)
+#define AHEAD       (UINT64_C(64) << 20)
+
+struct sl_model_store {
+    sl_source src;       /* open while something points into its mappings */
+    const uint8_t **map; /* per file, NULL until needed */
+    void **block;        /* device allocations */
+    int n_blocks, cap_blocks;
+    char note[256];
+};
+
+typedef struct load {
+    sl_model *m;
+    const sl_load_opts *o;
+    sl_ops *ops;
+    sl_err *err;
+    sl_want want;
+    sl_reader *reader;
+    sl_reader_progress progress;
+    int host; /* device memory is host memory: files can be used in place */
+} load;
+
+/* ---- memory ---- */
+
+static void *new_block(load *l, uint64_t bytes, const char *what) {
+    struct sl_model_store *st = l->m->store;
+    void *p = NULL;
+    if (st->n_blocks == st->cap_blocks) {
+        int cap = st->cap_blocks ? st->cap_blocks * 2 : 64;
+        void **b = realloc(st->block, (size_t)cap * sizeof *b);
+        if (!b) {
+            sl_err_set(l->err, SL_ETEMP, "out of memory");
+            return NULL;
+        }
+        st->block = b;
+        st->cap_blocks = cap;
+    }
+    if (l->ops->alloc(l->ops->ctx, &p, bytes, what, l->err)) return NULL;
+    st->block[st->n_blocks++] = p;
+    if (l->host && bytes >= (4u << 20)) { /* fewer page faults now, fewer TLB misses in every batch */
+        uintptr_t a = ((uintptr_t)p + 0x1fffff) & ~(uintptr_t)0x1fffff,
+                  e = ((uintptr_t)p + bytes) & ~(uintptr_t)0x1fffff;
+        if (e > a) (void)madvise((void *)a, e - a, MADV_HUGEPAGE);
+    }
+    return p;
+}
+
+/* The file's bytes, mapped (a GGUF already is). */
+static const uint8_t *map_file(load *l, uint32_t file) {
+    struct sl_model_store *st = l->m->store;
+    if (st->map[file]) return st->map[file];
+    if (st->src.gguf) {
+        const sl_gguf_tensor *t = NULL;
+        for (uint64_t i = 0; i < sl_gguf_n_tensors(st->src.gguf) && (!t || t->file != file); i++)
+            t = sl_gguf_tensor_at(st->src.gguf, i);
+        if (t && t->file == file) st->map[file] = (const uint8_t *)sl_gguf_data(st->src.gguf, t) - t->offset;
+        return st->map[file];
+    }
+    void *p = mmap(NULL, sl_source_file_bytes(&st->src, file), PROT_READ, MAP_SHARED, sl_source_fd(&st->src, file), 0);
+    if (p == MAP_FAILED) {
+        sl_err_sys(l->err, SL_ETEMP, errno, "%s: cannot map", sl_source_path(&st->src, file));
+        return NULL;
+    }
+    return st->map[file] = p;
+}
+
+static void store_free(struct sl_model_store *st, sl_ops *ops) {
+    if (!st) return;
+    for (int i = 0; i < st->n_blocks; i++) ops->free(ops->ctx, st->block[i]);
+    for (uint32_t f = 0; st->map && st->src.st && f < sl_source_n_files(&st->src); f++)
+        if (st->map[f]) munmap((void *)(uintptr_t)st->map[f], sl_source_file_bytes(&st->src, f));
+    free(st->map);
+    free(st->block);
+    sl_source_close(&st->src);
+    free(st);
+}
+
+/* ---- where an item's parts are ---- */
+
+static uint32_t elem_align(const sl_want_item *it, int part) {
+    if (part == SL_PART_ZERO) return 4;
+    if (part == SL_PART_SCALE)
+        return it->fmt == SL_W_MXFP4 ? 1 : it->fmt == SL_W_FP8 || it->scale_dtype == SL_F32 ? 4 : 2;
+    return it->fmt == SL_W_F32 || it->fmt == SL_W_INT4 ? 4 : it->fmt == SL_W_BF16 || it->fmt == SL_W_F16 ? 2 : 1;
+}
+
+/* Can the file's bytes be used as they lie there? Experts must be evenly spaced in one file, elements aligned. */
+static int usable_in_place(const sl_want_item *it) {
+    int64_t n = it->e1 - it->e0;
+    if (it->how != SL_WANT_PLAIN) return 0;
+    for (int p = 0; p < SL_PARTS; p++) {
+        const sl_want_part *q = &it->part[p];
+        if (!q->rows) continue;
+        uint32_t a = elem_align(it, p);
+        uint64_t stride = n > 1 ? q->src[1].off - q->src[0].off : 0;
+        if (q->src[0].off % a || q->pitch % a || stride % a || stride > (UINT64_C(1) << 50)) return 0;
+        for (int64_t e = 1; e < n; e++)
+            if (q->src[e].file != q->src[0].file || q->src[e].off - q->src[e - 1].off != stride) return 0;
+        /* Zero points have no stride of their own: they must follow each other as the scales' columns say. */
+        if (p == SL_PART_ZERO && n > 1 && stride != q->rows * q->pitch) return 0;
+    }
+    return 1;
+}
+
+/* Fill *mat; base[p] is where part p's first element is, tight: without the file's gaps. */
+static void set_mat(const sl_want_item *it, const uint8_t *const base[SL_PARTS], int tight) {
+    sl_mat *m = it->mat;
+    const sl_want_part *d = &it->part[SL_PART_DATA], *s = &it->part[SL_PART_SCALE];
+    int64_t n = it->e1 - it->e0;
+    *m = (sl_mat){.fmt = it->fmt,
+                  .n = it->n1 - it->n0,
+                  .k = it->k1 - it->k0,
+                  .count = n,
+                  .data = base[SL_PART_DATA],
+                  .group = it->fmt == SL_W_INT4 ? it->group : 0};
+    m->row_bytes = tight ? sl_wfmt_row_bytes(it->fmt, m->k) : d->pitch;
+    m->stride = tight || n == 1 ? (uint64_t)m->n * m->row_bytes : d->src[1].off - d->src[0].off;
+    if (it->how != SL_WANT_PLAIN || !s->rows) return;
+    uint32_t es = elem_align(it, SL_PART_SCALE);
+    m->scale = base[SL_PART_SCALE];
+    m->scale_row = (tight ? s->piece : s->pitch) / es;
+    m->scale_stride = tight || n == 1 ? s->rows * m->scale_row * es : s->src[1].off - s->src[0].off;
+    m->scale_dtype = it->fmt == SL_W_INT4 ? it->scale_dtype : SL_F32;
+    if (it->fmt == SL_W_FP8) {
+        m->n_off = (int32_t)(it->n0 % 128);
+        m->k_off = (int32_t)(it->k0 % 128);
+    }
+    if (it->part[SL_PART_ZERO].rows) m->zero = base[SL_PART_ZERO];
+}
+
+static int finite_kind(const sl_want_item *it, int part) {
+    if (part != SL_PART_SCALE || it->fmt == SL_W_MXFP4) return -1;
+    return it->fmt == SL_W_FP8 ? SL_F32 : it->scale_dtype;
+}
+
+/* ---- in place ---- */
+
+/* Make a range of a mapping resident, reading ahead of it. */
+static void populate(load *l, uint32_t file, const uint8_t *map, uint64_t off, uint64_t len) {
+    uint64_t end = off + len, page = off / 4096 * 4096;
+    int fd = sl_source_fd(&l->m->store->src, file);
+    for (uint64_t at = page; at < end; at += POPULATE) {
+        uint64_t n = end - at < POPULATE ? end - at : POPULATE;
+        (void)posix_fadvise(fd, (off_t)(at + n), (off_t)(end - at - n < AHEAD ? end - at - n : AHEAD),
+                            POSIX_FADV_WILLNEED);
+        if (madvise((void *)(uintptr_t)(map + at), n, MADV_POPULATE_READ)) /* before Linux 5.14: touch the pages */
+            for (uint64_t i = 0; i < n; i += 4096) (void)*(const volatile uint8_t *)(map + at + i);
+    }
+}
+
+static int place_in_file(load *l, sl_want_item *it) {
+    const uint8_t *base[SL_PARTS] = {0};
+    int64_t n = it->e1 - it->e0;
+    for (int p = 0; p < SL_PARTS; p++) {
+        const sl_want_part *q = &it->part[p];
+        if (!q->rows) continue;
+        const uint8_t *map = map_file(l, q->src[0].file);
+        if (!map) return l->err ? l->err->code : SL_ETEMP;
+        base[p] = map + q->src[0].off;
+        for (int64_t e = 0; e < n; e++) {
+            populate(l, q->src[e].file, map, q->src[e].off, (q->rows - 1) * q->pitch + q->piece);
+            int kind = finite_kind(it, p);
+            int rc = kind < 0
+                         ? 0
+                         : sl_check_finite(map + q->src[e].off, q->rows, q->pitch, q->piece, kind, it->name, l->err);
+            if (rc) return rc;
+            sl_reader_advance(&l->progress, q->rows * q->piece);
+        }
+    }
+    set_mat(it, base, 0);
+    return 0;
+}
+
+/* ---- copied ---- */
+
+static int send(load *l, void *dst, const void *src, uint64_t n) {
+    int rc = l->ops->upload(l->ops->ctx, dst, src, n, l->err);
+    if (!rc) rc = l->ops->sync(l->ops->ctx, l->err); /* the host buffer is used again */
+    if (!rc) sl_reader_advance(&l->progress, n);
+    return rc;
+}
+
+static int copy_parts(load *l, sl_want_item *it, uint8_t *at) {
+    const uint8_t *base[SL_PARTS] = {0};
+    int64_t n = it->e1 - it->e0;
+    int rc = 0;
+    for (int p = 0; p < SL_PARTS && !rc; p++) {
+        const sl_want_part *q = &it->part[p];
+        if (!q->rows) continue;
+        base[p] = at;
+        for (int64_t e = 0; e < n && !rc; e++, at += q->rows * q->piece)
+            rc = sl_reader_add(l->reader, q->src[e].file, q->src[e].off, q->rows, q->pitch, q->piece, at,
+                               finite_kind(it, p), it->name, l->err);
+        at = (uint8_t *)(((uintptr_t)at + PLACE_ALIGN - 1) & ~(uintptr_t)(PLACE_ALIGN - 1));
+    }
+    set_mat(it, base, 1);
+    return rc;
+}
+
+/* The file has k rows of n elements: turn each expert around on the way, a band of its rows at a time. */
+static int copy_transposed(load *l, sl_want_item *it, uint8_t *dst) {
+    const sl_want_part *q = &it->part[SL_PART_DATA];
+    uint64_t es = sl_wfmt_row_bytes(it->fmt, 1), n = q->piece / es, k = q->rows, bytes = n * k * es;
+    uint8_t *in = malloc(q->piece * 64), *out = malloc(bytes);
+    const uint8_t *base[SL_PARTS] = {dst, NULL, NULL};
+    int rc = in && out ? 0 : sl_err_set(l->err, SL_ETEMP, "out of memory to transpose '%s'", it->name);
+    for (int64_t e = 0; e < it->e1 - it->e0 && !rc; e++, dst += bytes) {
+        for (uint64_t k0 = 0; k0 < k && !rc; k0 += 64) {
+            uint64_t kb = k - k0 < 64 ? k - k0 : 64;
+            for (uint64_t i = 0; i < kb && !rc; i++)
+                rc = sl_source_read(&l->m->store->src, q->src[e].file, q->src[e].off + (k0 + i) * q->pitch,
+                                    in + i * q->piece, q->piece, l->err);
+            for (uint64_t j = 0; j < n && !rc; j++)
+                for (uint64_t i = 0; i < kb; i++) memcpy(out + (j * k + k0 + i) * es, in + i * q->piece + j * es, es);
+        }
+        if (!rc) rc = send(l, dst, out, bytes);
+    }
+    free(in);
+    free(out);
+    set_mat(it, base, 1);
+    return rc;
+}
+
+static void put_weight(uint8_t *row, sl_wfmt fmt, int64_t i, float v) {
+    uint32_t u;
+    memcpy(&u, &v, 4);
+    if (fmt == SL_W_F32)
+        memcpy(row + 4 * i, &v, 4);
+    else {
+        uint16_t h = (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+        memcpy(row + 2 * i, &h, 2);
+    }
+}
+
+/* kv_b = for each head, nope rows from k_b [kv_lora, nope] turned around, then v rows from v_b [v, kv_lora]. */
+static int build_kv_b(load *l, sl_want_item *it, uint8_t *dst) {
+    const sl_spec *s = &l->m->spec;
+    const sl_want_part *kp = &it->part[SL_PART_DATA], *vp = &it->part[SL_PART_SCALE];
+    int64_t nope = s->nope_dim, v = s->v_dim, lora = s->kv_lora, heads = (it->n1 - it->n0) / (nope + v);
+    uint64_t row = sl_wfmt_row_bytes(it->fmt, lora), kbytes = kp->rows * kp->piece, vbytes = vp->rows * vp->piece;
+    uint8_t *kb = malloc(kbytes), *vb = malloc(vbytes), *out = malloc((uint64_t)(it->n1 - it->n0) * row);
+    float *line = malloc((size_t)(nope > lora ? nope : lora) * sizeof *line);
+    int rc = kb && vb && out && line ? 0 : sl_err_set(l->err, SL_ETEMP, "out of memory to build '%s'", it->name);
+    if (!rc) rc = sl_source_read(&l->m->store->src, kp->src[0].file, kp->src[0].off, kb, kbytes, l->err);
+    if (!rc) rc = sl_source_read(&l->m->store->src, vp->src[0].file, vp->src[0].off, vb, vbytes, l->err);
+    sl_mat km = {
+        .fmt = (sl_wfmt)it->group, .n = (int64_t)kp->rows, .k = nope, .count = 1, .data = kb, .row_bytes = kp->piece};
+    sl_mat vm = {.fmt = (sl_wfmt)it->scale_dtype,
+                 .n = (int64_t)vp->rows,
+                 .k = lora,
+                 .count = 1,
+                 .data = vb,
+                 .row_bytes = vp->piece};
+    for (int64_t h = 0; h < heads && !rc; h++) {
+        uint8_t *head = out + (uint64_t)(h * (nope + v)) * row;
+        for (int64_t j = 0; j < lora; j++) {
+            sl_isa_base.dequant(line, &km, 0, h * lora + j, 0, nope);
+            for (int64_t i = 0; i < nope; i++) put_weight(head + (uint64_t)i * row, it->fmt, j, line[i]);
+        }
+        for (int64_t i = 0; i < v; i++) {
+            sl_isa_base.dequant(line, &vm, 0, h * v + i, 0, lora);
+            for (int64_t j = 0; j < lora; j++) put_weight(head + (uint64_t)(nope + i) * row, it->fmt, j, line[j]);
+        }
+    }
+    if (!rc) rc = send(l, dst, out, it->bytes);
+    const uint8_t *base[SL_PARTS] = {dst, NULL, NULL};
+    set_mat(it, base, 1);
+    free(kb);
+    free(vb);
+    free(out);
+    free(line);
+    return rc;
+}
+
+static int fill_random(load *l, sl_want_item *it, uint8_t *at) {
+    const uint8_t *base[SL_PARTS] = {0};
+    int rc = 0;
+    for (int p = 0; p < SL_PARTS && !rc; p++) {
+        const sl_want_part *q = &it->part[p];
+        if (!q->rows) continue;
+        uint64_t key = sl_random_key(l->o->seed, it->name, p), batch = (UINT64_C(1) << 20) / q->piece + 1;
+        int64_t row0 = p == SL_PART_SCALE && it->fmt == SL_W_FP8 ? it->n0 / 128 : it->n0;
+        uint8_t *buf = l->host ? NULL : malloc(batch * q->piece);
+        if (!l->host && !buf) return sl_err_set(l->err, SL_ETEMP, "out of memory for random weights");
+        base[p] = at;
+        for (int64_t e = it->e0; e < it->e1 && !rc; e++)
+            for (uint64_t r = 0; r < q->rows && !rc; r += batch) {
+                uint64_t n = q->rows - r < batch ? q->rows - r : batch;
+                uint8_t *to = l->host ? at : buf;
+                for (uint64_t i = 0; i < n; i++)
+                    sl_random_row(it, key, p, e, row0 + (int64_t)(r + i), to + i * q->piece);
+                if (l->host)
+                    sl_reader_advance(&l->progress, n * q->piece);
+                else
+                    rc = send(l, at, buf, n * q->piece);
+                at += n * q->piece;
+            }
+        free(buf);
+        at = (uint8_t *)(((uintptr_t)at + PLACE_ALIGN - 1) & ~(uintptr_t)(PLACE_ALIGN - 1));
+    }
+    set_mat(it, base, 1);
+    return rc;
+}
+
+static int place_mat(load *l, sl_want_item *it, uint8_t *at) {
+    if (!at) return place_in_file(l, it);
+    if (!l->m->store->src.tensor) return fill_random(l, it, at);
+    if (it->how == SL_WANT_TRANSPOSE) return copy_transposed(l, it, at);
+    if (it->how == SL_WANT_KV_SPLIT) return build_kv_b(l, it, at);
+    return copy_parts(l, it, at);
+}
+
+/* Bytes of device memory for an item; 0 when it is used in the file. */
+static uint64_t place_bytes(const load *l, const sl_want_item *it) {
+    if (!it->load || !it->mat) return 0;
+    if (l->host && l->m->store->src.tensor && usable_in_place(it)) return 0;
+    return (it->bytes + (SL_PARTS + 1) * PLACE_ALIGN - 1) / PLACE_ALIGN * PLACE_ALIGN;
+}
+
+/* Items [i, n) of one layer share one block. */
+static int place_layer(load *l, int i, int n) {
+    uint64_t total = 0;
+    char what[64];
+    for (int j = i; j < n; j++) total += place_bytes(l, &l->want.item[j]);
+    snprintf(what, sizeof what, l->want.item[i].layer < 0 ? "the embedding or head" : "the weights of layer %d",
+             l->want.item[i].layer);
+    uint8_t *at = total ? new_block(l, total, what) : NULL;
+    if (total && !at) return l->err ? l->err->code : SL_ETEMP;
+    for (; i < n; i++) {
+        sl_want_item *it = &l->want.item[i];
+        uint64_t bytes = place_bytes(l, it);
+        if (!it->load || !it->mat) continue;
+        int rc = place_mat(l, it, bytes ? at : NULL);
+        if (rc) return rc;
+        if (bytes) at += bytes;
+    }
+    return 0;
+}
+
+/* ---- vectors: f32 on the device, in one block ---- */
+
+static float to_f32(const uint8_t *p, int st, uint64_t i) {
+    uint32_t u = 0;
+    float f;
+    if (st == SL_ST_F32)
+        memcpy(&u, p + 4 * i, 4);
+    else {
+        uint16_t h;
+        memcpy(&h, p + 2 * i, 2);
+        u = (uint32_t)h << 16;
+        if (st == SL_ST_F16) {
+            uint32_t e = h >> 10 & 31, m = h & 1023, sign = (uint32_t)(h & 0x8000) << 16;
+            if (e == 0) { /* zero and subnormals: m * 2^-24, exact */
+                f = (float)m * 0x1p-24f;
+                return sign ? -f : f;
+            }
+            u = sign | (e == 31 ? 0x7f800000u : (e + 112) << 23) | m << 13;
+        }
+    }
+    memcpy(&f, &u, 4);
+    return f;
+}
+
+static int read_vec(load *l, const sl_want_item *it, float *out) {
+    int64_t n = it->n1 - it->n0, slots = it->e1 - it->e0;
+    if (!l->m->store->src.tensor) {
+        uint64_t key = sl_random_key(l->o->seed, it->name, 0);
+        float neutral = l->m->spec.norm == SL_NORM_GEMMA ? 0 : 1;
+        for (int64_t e = 0; e < slots; e++)
+            for (int64_t i = 0; i < n; i++)
+                out[e * n + i] = sl_random_vec(it, key, (uint64_t)((it->e0 + e) * it->n + it->n0 + i), neutral);
+        return 0;
+    }
+    const sl_want_part *q = &it->part[SL_PART_DATA];
+    uint8_t *buf = malloc(q->piece);
+    int rc = buf ? 0 : sl_err_set(l->err, SL_ETEMP, "out of memory");
+    for (int64_t e = 0; e < slots && !rc; e++) {
+        rc = sl_source_read(&l->m->store->src, q->src[e].file, q->src[e].off, buf, q->piece, l->err);
+        for (int64_t i = 0; i < n && !rc; i++) out[e * n + i] = to_f32(buf, it->st, (uint64_t)i);
+    }
+    free(buf);
+    return rc;
+}
+
+static int place_vectors(load *l) {
+    uint64_t total = 0, at = 0;
+    for (int i = 0; i < l->want.n; i++)
+        if (l->want.item[i].vec && l->want.item[i].load)
+            total += (l->want.item[i].bytes + PLACE_ALIGN - 1) / PLACE_ALIGN * PLACE_ALIGN;
+    if (!total) return 0;
+    uint8_t *host = calloc(1, total), *dev = new_block(l, total, "norms and biases");
+    int rc = host && dev ? 0
+             : dev       ? sl_err_set(l->err, SL_ETEMP, "out of memory for norms and biases")
+                         : (l->err ? l->err->code : SL_ETEMP);
+    for (int i = 0; i < l->want.n && !rc; i++) {
+        sl_want_item *it = &l->want.item[i];
+        if (!it->vec || !it->load) continue;
+        rc = read_vec(l, it, (float *)(void *)(host + at));
+        *it->vec = (sl_vec){(const float *)(const void *)(dev + at), (int64_t)(it->bytes / 4)};
+        at += (it->bytes + PLACE_ALIGN - 1) / PLACE_ALIGN * PLACE_ALIGN;
+        sl_reader_advance(&l->progress, it->bytes);
+    }
+    if (!rc) rc = l->ops->upload(l->ops->ctx, dev, host, total, l->err);
+    if (!rc) rc = l->ops->sync(l->ops->ctx, l->err);
+    free(host);
+    return rc;
+}
+
+/* ---- the whole ---- */
+
+static int place_all(load *l) {
+    struct sl_model_store *st = l->m->store;
+    int rc = place_vectors(l);
+    if (!rc && st->src.tensor) rc = sl_reader_open(&l->reader, &st->src, l->ops, &l->progress, l->err);
+    for (int i = 0, n; i < l->want.n && !rc; i = n) {
+        for (n = i; n < l->want.n && l->want.item[n].layer == l->want.item[i].layer;) n++;
+        rc = place_layer(l, i, n);
+    }
+    if (l->reader) {
+        int rc2 = rc ? 0 : sl_reader_finish(l->reader, l->err);
+        rc = rc ? rc : rc2;
+        snprintf(st->note, sizeof st->note, "%s", sl_reader_note(l->reader));
+        sl_reader_close(l->reader);
+    }
+    return rc;
+}
+
+static int new_model(sl_model **out, const sl_load_opts *o, sl_err *err) {
+    sl_model *m = calloc(1, sizeof *m);
+    if (!m) return sl_err_set(err, SL_ETEMP, "out of memory");
+    *out = m;
+    m->rank = o->rank;
+    m->tp = o->tp;
+    int rc = sl_spec_load(&m->spec, o->model, o->eps_lora, err);
+    if (rc) return rc;
+    if (o->top_layer < 0 || o->top_layer > m->spec.n_layers)
+        return sl_err_set(err, SL_EUSAGE, "layers up to %d are wanted, the model has %d", o->top_layer,
+                          m->spec.n_layers);
+    m->top_layer = o->top_layer;
+    m->layer = calloc((size_t)m->spec.n_layers, sizeof *m->layer);
+    m->store = calloc(1, sizeof *m->store);
+    if (!m->layer || !m->store) return sl_err_set(err, SL_ETEMP, "out of memory");
+    return 0;
+}
+
+int sl_model_load(sl_model **out, const sl_load_opts *o, sl_ops *ops, sl_err *err) {
+    sl_err local = {0};
+    if (!err) err = &local;
+    sl_model *m = NULL;
+    *out = NULL;
+    int rc = new_model(&m, o, err);
+    load l = {.m = m,
+              .o = o,
+              .ops = ops,
+              .err = err,
+              .host = !strcmp(ops->name, "cpu"),
+              .progress = {o->progress, o->progress_arg, 0, 0}};
+    if (!rc && !o->random) {
+        rc = sl_source_open(&m->store->src, o->model, err);
+        if (!rc && !(m->store->map = calloc(sl_source_n_files(&m->store->src) + 1, sizeof *m->store->map)))
+            rc = sl_err_set(err, SL_ETEMP, "out of memory");
+    }
+    if (!rc) rc = sl_want_make(&l.want, m, o, o->random ? NULL : &m->store->src, err);
+    if (!rc) {
+        l.progress.total = l.want.bytes;
+        sl_reader_advance(&l.progress, 0);
+        rc = place_all(&l);
+        sl_want_free(&l.want);
+    }
+    if (!rc && o->want_head && m->spec.tied) m->lm_head = m->embed;
+    if (rc)
+        sl_model_free(m, ops);
+    else
+        *out = m;
+    return rc;
+}
+
+void sl_model_free(sl_model *m, sl_ops *ops) {
+    if (!m) return;
+    store_free(m->store, ops);
+    sl_spec_free(&m->spec);
+    free(m->layer);
+    free(m);
+}
+
+const char *sl_model_note(const sl_model *m) {
+    return m->store->note;
+}
+
+/* ---- the plan ---- */
+
+static void count_prepared(sl_model_plan *p, const sl_want *w) {
+    uint64_t layer = 0;
+    for (int i = 0; i < w->n; i++) {
+        const sl_want_item *it = &w->item[i];
+        if (i == 0 || it->layer != w->item[i - 1].layer) layer = 0;
+        if (!it->load || !it->mat || it->layer < 0 || it->fmt == SL_W_BF16) continue;
+        layer += (uint64_t)((it->e1 - it->e0) * (it->n1 - it->n0) * (it->k1 - it->k0)) * 2;
+        if (layer > p->prepared_bytes) p->prepared_bytes = layer;
+    }
+}
+
+int sl_model_plan_make(sl_model_plan *p, const sl_spec *s, const sl_load_opts *o, sl_err *err) {
+    *p = (sl_model_plan){0};
+    sl_model *m = calloc(1, sizeof *m);
+    if (!m) return sl_err_set(err, SL_ETEMP, "out of memory");
+    sl_source src = {0};
+    sl_want w = {0};
+    m->spec = *s;
+    m->rank = o->rank;
+    m->tp = o->tp;
+    m->top_layer = o->top_layer;
+    m->layer = calloc((size_t)s->n_layers, sizeof *m->layer);
+    int rc = m->layer ? 0 : sl_err_set(err, SL_ETEMP, "out of memory");
+    if (!rc && !o->random) rc = sl_source_open(&src, o->model, err);
+    if (!rc) rc = sl_want_make(&w, m, o, o->random ? NULL : &src, err);
+    if (!rc) {
+        p->params = w.params;
+        p->weight_bytes = w.bytes;
+        count_prepared(p, &w);
+        for (uint32_t f = 0; f < sl_source_n_files(&src); f++) p->file_bytes += sl_source_file_bytes(&src, f);
+        for (int i = 0; i < w.n; i++)
+            if (w.item[i].load) p->fmt_bytes[w.item[i].vec ? SL_W_F32 : w.item[i].fmt] += w.item[i].bytes;
+        sl_want_free(&w);
+    }
+    sl_source_close(&src);
+    free(m->layer);
+    free(m);
+    return rc;
+}
