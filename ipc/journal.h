@@ -47,7 +47,7 @@ typedef struct sl_intake_rec {
     uint64_t data_off, data_len; /* in intake.dat */
     uint32_t id_len;  /* bytes of the id string (behind ids and mask) */
     uint16_t reason;  /* REJECT: sl_reason */
-    uint16_t flags;   /* ROW: 1 = truncated to max_length */
+    uint16_t flags;   /* ROW: 1 = truncated to max_length; ROW, REJECT: 2 = more parts of this pushed row follow */
     uint32_t batch_tokens, max_batch_rows; /* HEADER */
     uint32_t max_length, version;          /* HEADER */
     uint8_t pad[12];
