@@ -101,8 +101,8 @@ static int nfc(sl_rewrite *w, const char *s, size_t n, sl_err *err) {
         }
         uint32_t cp = sl_utf8_decode(p + i, &len);
         if (!(sl_unicode_class(cp) & SL_UC_NFC)) {
-            before = i;
             i += len;
+            before = sl_unicode_class(cp) & SL_UC_INERT ? i : i - len;
             continue;
         }
         size_t a = before < copied ? copied : before;

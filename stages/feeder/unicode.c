@@ -26,9 +26,10 @@ static int nfc_stable(uint32_t cp) {
     return n == 1 && (uint32_t)buf[0] == cp;
 }
 
-static uint16_t nfc_flag(uint32_t cp) {
+static uint16_t nfc_flag(uint32_t cp, unsigned known) {
     if (cp < 0x300) return 0; /* composed already, and nothing here combines backwards */
     const utf8proc_property_t *u = utf8proc_get_property((utf8proc_int32_t)cp);
+    if (u->combining_class > 1 && !(known & SL_UC_MOVES)) return SL_UC_INERT;
     int second = u->comb_index != UINT16_MAX && u->comb_index >= 0x8000;
     int jamo = cp >= 0x1160 && cp < 0x1200; /* Hangul vowels and finals join the syllable before them by rule */
     if (u->combining_class || second || jamo) return SL_UC_NFC;
@@ -52,7 +53,8 @@ static void expand(void) {
         for (uint32_t i = 0; i < 256; i++) {
             uint32_t cp = b << 8 | i;
             while (r < nr && ranges[r].last < cp) r++;
-            blk[i] = (uint16_t)((r < nr && ranges[r].first <= cp ? ranges[r].flags : 0) | nfc_flag(cp));
+            unsigned f = r < nr && ranges[r].first <= cp ? ranges[r].flags : 0;
+            blk[i] = (uint16_t)(f | nfc_flag(cp, f));
         }
         sl_unicode_block[b] = block_of(blk, &n);
     }

@@ -10,19 +10,19 @@
 
 /* Class bits of a code point; at most one of the first seven (general category groups), any of the rest. */
 enum {
-    SL_UC_UPPER = 1 << 0, /* Lu, Lt */
-    SL_UC_LOWER = 1 << 1, /* Ll */
-    SL_UC_OTHER = 1 << 2, /* Lm, Lo */
-    SL_UC_MARK = 1 << 3,  /* M */
-    SL_UC_NUM = 1 << 4,   /* N */
-    SL_UC_PUNCT = 1 << 5, /* P */
-    SL_UC_SYM = 1 << 6,   /* S */
-    SL_UC_SPACE = 1 << 7, /* White_Space, which is what \s means */
-    SL_UC_HAN = 1 << 8,   /* script Han */
-    SL_UC_WORD = 1 << 9,  /* \w */
-    SL_UC_NFC =
-        1
-        << 10, /* NFC may change this character or join it to the one before; without the bit it surely does neither */
+    SL_UC_UPPER = 1 << 0,  /* Lu, Lt */
+    SL_UC_LOWER = 1 << 1,  /* Ll */
+    SL_UC_OTHER = 1 << 2,  /* Lm, Lo */
+    SL_UC_MARK = 1 << 3,   /* M */
+    SL_UC_NUM = 1 << 4,    /* N */
+    SL_UC_PUNCT = 1 << 5,  /* P */
+    SL_UC_SYM = 1 << 6,    /* S */
+    SL_UC_SPACE = 1 << 7,  /* White_Space, which is what \s means */
+    SL_UC_HAN = 1 << 8,    /* script Han */
+    SL_UC_WORD = 1 << 9,   /* \w */
+    SL_UC_MOVES = 1 << 10, /* the reference's NFC orders it among combining marks (meaningful for marks only) */
+    SL_UC_NFC = 1 << 11,   /* NFC may change it or join it to the one before; without the bit it surely does neither */
+    SL_UC_INERT = 1 << 12, /* a mark that the reference's NFC does not know: nothing moves or joins across it */
     SL_UC_LETTER = SL_UC_UPPER | SL_UC_LOWER | SL_UC_OTHER
 };
 
