@@ -97,6 +97,13 @@ static int u32_field(json_t *o, const char *key, uint32_t max, uint32_t *out) {
     return 0;
 }
 
+static int u64_field(json_t *o, const char *key, uint64_t *out) {
+    json_t *v = json_object_get(o, key);
+    if (!json_is_integer(v) || json_integer_value(v) < 0) return -1;
+    *out = (uint64_t)json_integer_value(v);
+    return 0;
+}
+
 static const char *parse(sl_manifest *m, json_t *j) {
     char word[32];
     json_t *model = json_object_get(j, "model"), *st = json_object_get(j, "states"),
@@ -126,6 +133,14 @@ static const char *parse(sl_manifest *m, json_t *j) {
     if (str_field(j, "codec", word, sizeof word) || sl_codec_parse(word, &m->codec)) return "codec";
     if (str_field(j, "tokenizer_hash", m->tokenizer_hash, sizeof m->tokenizer_hash)) return "tokenizer_hash";
     if (str_field(j, "template_hash", m->template_hash, sizeof m->template_hash)) return "template_hash";
+    json_t *n = json_object_get(j, "counts");
+    if (u64_field(n, "rows", &m->stats.rows) || u64_field(n, "rejected", &m->stats.rejected) ||
+        u64_field(n, "tokens", &m->stats.tokens) || u64_field(n, "supervised_tokens", &m->stats.supervised) ||
+        u64_field(n, "raw_bytes", &m->stats.raw_bytes) || u64_field(n, "stored_bytes", &m->stats.stored_bytes) ||
+        u64_field(n, "nll_rows", &m->stats.nll_rows))
+        return "counts";
+    json_t *nll = json_object_get(n, "nll_mean");
+    m->stats.nll_sum = json_is_number(nll) ? json_number_value(nll) * (double)m->stats.nll_rows : 0;
     m->complete = !str_field(j, "state", word, sizeof word) && !strcmp(word, "complete");
     return NULL;
 }

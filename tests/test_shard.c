@@ -1,0 +1,151 @@
+/* The store without rings: every layout and codec written by the sink and read back, groups and shards of every size,
+ * reading while writing, torn tails, refusals. */
+#include "stages/writer/reader.h"
+#include "stages/writer/verify.h"
+#include "tests/store_rig.h"
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+static char base[512];
+
+static void healthy(const char *store, uint64_t rows, uint64_t rejected) {
+    sl_verify_report rep;
+    sl_err err;
+    assert_int_equal(sl_store_verify(store, &(sl_verify_opts){.deep = true}, &rep, &err), 0);
+    for (int i = 0; i < SL_VERIFY_KEEP; i++)
+        if (rep.faults[i]) print_message("FAULT %s\n", rep.faults[i]);
+    assert_int_equal(rep.n_faults, 0);
+    assert_int_equal(rep.rows, rows);
+    assert_int_equal(rep.rejected, rejected);
+    sl_verify_free(&rep);
+}
+
+static void one(uint32_t layout, uint32_t codec, uint32_t width, uint32_t elem, uint32_t max_T, uint64_t n,
+                unsigned threads, uint64_t shard_bytes, bool plain, bool direct) {
+    rig r;
+    char store[600];
+    snprintf(store, sizeof store, "%s/s", base);
+    rig_rmtree(store);
+    rig_make(&r, store, n, max_T, width, elem, 7);
+    r.m.layout = layout;
+    r.m.codec = codec;
+    for (uint64_t i = 0; i < n; i += 9) r.rows[i].verdict = SL_V_NONFINITE;
+    sl_sink_cfg c = {.threads = threads, .shard_bytes = shard_bytes, .plain = plain, .direct = direct};
+    rig_sink(&r, &c, 5, 7);
+    uint64_t rej = (n + 8) / 9;
+    assert_int_equal(rig_check(&r), n - rej);
+    healthy(store, n - rej, rej);
+    rig_sink(&r, &c, 5, 7); /* again: nothing to do, nothing changed */
+    healthy(store, n - rej, rej);
+    rig_free(&r);
+}
+
+static void every_layout(void **state) {
+    (void)state;
+    one(SL_LAYOUT_FILES, SL_CODEC_NONE, 24, 2, 20, 40, 1, 0, false, true);
+    one(SL_LAYOUT_FILES, SL_CODEC_NONE, 24, 4, 20, 40, 1, 0, false, true);
+    for (uint32_t codec = 0; codec < 3; codec++) {
+        one(SL_LAYOUT_SHARDS, codec, 64, 2, 30, 60, 1, 0, false, true);
+        one(SL_LAYOUT_SHARDS, codec, 64, 4, 30, 60, 3, 100000, false, true);
+        one(SL_LAYOUT_SHARDS, codec, 33, 2, 30, 60, 2, 40000, true, false);
+    }
+}
+
+static void rows_of_many_blocks(void **state) {
+    (void)state;
+    for (uint32_t codec = 0; codec < 3; codec++) one(SL_LAYOUT_SHARDS, codec, 16384, 2, 300, 6, 2, 0, false, true);
+    one(SL_LAYOUT_FILES, SL_CODEC_NONE, 16384, 2, 300, 6, 2, 0, false, true);
+}
+
+static void another_store_is_refused(void **state) {
+    (void)state;
+    rig r;
+    char store[600];
+    sl_err err;
+    sl_sink *s;
+    snprintf(store, sizeof store, "%s/s", base);
+    rig_rmtree(store);
+    rig_make(&r, store, 4, 4, 16, 2, 1);
+    sl_sink_cfg c = {.threads = 1};
+    rig_sink(&r, &c, 5, 2);
+    c.manifest.set.width = 32;
+    assert_int_equal(sl_sink_open(&s, &c, &err), SL_ECONFIG);
+    assert_non_null(strstr(err.msg, "width 16"));
+    assert_non_null(strstr(err.msg, "32"));
+    c.manifest = r.m;
+    strcpy(c.manifest.set.model, "beef");
+    assert_int_equal(sl_sink_open(&s, &c, &err), SL_ECONFIG);
+    assert_non_null(strstr(err.msg, "f00d"));
+    c.manifest = r.m;
+    c.manifest.layout = SL_LAYOUT_FILES;
+    assert_int_equal(sl_sink_open(&s, &c, &err), SL_ECONFIG);
+    assert_non_null(strstr(err.msg, "layout shards"));
+    rig_free(&r);
+}
+
+/* A shard is read while it is being written: after each commit the committed rows are there. */
+static unsigned committed;
+static void on_commit(void *arg, void **tokens, unsigned n) {
+    (void)tokens, (void)n;
+    committed = (unsigned)rig_check(arg);
+}
+
+static void read_while_written(void **state) {
+    (void)state;
+    rig r;
+    char store[600];
+    snprintf(store, sizeof store, "%s/s", base);
+    rig_rmtree(store);
+    rig_make(&r, store, 30, 10, 64, 2, 3);
+    r.m.codec = SL_CODEC_BF16;
+    committed = 0;
+    rig_sink(&r, &(sl_sink_cfg){.threads = 2, .arg = &r, .on_commit = on_commit, .direct = true}, 4, 5);
+    assert_int_equal(committed, 30);
+    rig_free(&r);
+}
+
+/* Cut the open shard and the log at every place near their ends: the writer opens again, or says what is missing. */
+static void torn_tails(void **state) {
+    (void)state;
+    rig r;
+    char store[600], keep[600], cmd[2400], path[700];
+    snprintf(store, sizeof store, "%s/s", base);
+    snprintf(keep, sizeof keep, "%s/keep", base);
+    rig_rmtree(store);
+    rig_rmtree(keep);
+    rig_make(&r, store, 12, 6, 16, 2, 3);
+    rig_sink(&r, &(sl_sink_cfg){.threads = 1}, 4, 3);
+    snprintf(cmd, sizeof cmd, "mv %s/shards/shard-000000.sls %s/shards/shard-000000.sls.open && cp -r %s %s", store,
+             store, store, keep);
+    assert_int_equal(system(cmd), 0);
+    struct stat st;
+    snprintf(path, sizeof path, "%s/commit.log", store);
+    stat(path, &st);
+    for (off_t cut = st.st_size - 1; cut >= st.st_size - 3 * SL_JREC - 1; cut -= 31) {
+        rig_rmtree(store);
+        snprintf(cmd, sizeof cmd, "cp -r %s %s", keep, store);
+        assert_int_equal(system(cmd), 0);
+        assert_int_equal(truncate(path, cut), 0);
+        rig_sink(&r, &(sl_sink_cfg){.threads = 1}, 4, 3); /* computes the lost rows again */
+        assert_int_equal(rig_check(&r), 12);
+        healthy(store, 12, 0);
+    }
+    rig_free(&r);
+}
+
+int main(int argc, char **argv) {
+    snprintf(base, sizeof base, "%s/sluice-shard-XXXXXX", argc > 1 ? argv[1] : ".");
+    if (!mkdtemp(base)) return 1;
+    const struct CMUnitTest t[] = {cmocka_unit_test(every_layout), cmocka_unit_test(rows_of_many_blocks),
+                                   cmocka_unit_test(another_store_is_refused), cmocka_unit_test(read_while_written),
+                                   cmocka_unit_test(torn_tails)};
+    int rc = cmocka_run_group_tests(t, NULL, NULL);
+    rig_rmtree(base);
+    return rc;
+}
