@@ -27,10 +27,10 @@ typedef struct slot {
     const char *what;
 } slot;
 
-struct sl_reader {
+struct sl_loader {
     const sl_source *src;
     sl_ops *ops;
-    sl_reader_progress *progress;
+    sl_loader_progress *progress;
     struct io_uring ring;
     int uring;   /* 1: usable */
     int *direct; /* per file: O_DIRECT descriptor, -1 none (yet), -2 refused */
@@ -40,7 +40,7 @@ struct sl_reader {
     char note[200];
 };
 
-void sl_reader_advance(sl_reader_progress *p, uint64_t bytes) {
+void sl_loader_advance(sl_loader_progress *p, uint64_t bytes) {
     if (!p) return;
     p->done += bytes;
     if (p->fn) p->fn(p->arg, p->done, p->total);
@@ -84,9 +84,9 @@ int sl_check_finite(const void *p, uint64_t rows, uint64_t pitch, uint64_t piece
 
 /* ---- the ring of buffers ---- */
 
-int sl_reader_open(sl_reader **out, const sl_source *src, sl_ops *ops, sl_reader_progress *p, sl_err *err) {
+int sl_loader_open(sl_loader **out, const sl_source *src, sl_ops *ops, sl_loader_progress *p, sl_err *err) {
     *out = NULL;
-    sl_reader *r = calloc(1, sizeof *r);
+    sl_loader *r = calloc(1, sizeof *r);
     uint32_t n = sl_source_n_files(src);
     if (r) r->direct = malloc((n + 1) * sizeof *r->direct);
     void *mem = mmap(NULL, DEPTH * BUF_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -111,7 +111,7 @@ int sl_reader_open(sl_reader **out, const sl_source *src, sl_ops *ops, sl_reader
     return 0;
 }
 
-static int direct_fd(sl_reader *r, uint32_t file) {
+static int direct_fd(sl_loader *r, uint32_t file) {
     if (r->direct[file] == -1) {
         int fd = open(sl_source_path(r->src, file), O_RDONLY | O_CLOEXEC | O_DIRECT);
         r->direct[file] = fd >= 0 ? fd : -2;
@@ -122,7 +122,7 @@ static int direct_fd(sl_reader *r, uint32_t file) {
     return r->direct[file];
 }
 
-static void submit(sl_reader *r, slot *s) {
+static void submit(sl_loader *r, slot *s) {
     int fd = s->direct ? r->direct[s->file] : sl_source_fd(r->src, s->file);
     uint64_t ask = s->direct ? (s->want + ALIGN - 1) / ALIGN * ALIGN : s->want;
     struct io_uring_sqe *e = io_uring_get_sqe(&r->ring); /* never full: at most DEPTH in flight */
@@ -132,7 +132,7 @@ static void submit(sl_reader *r, slot *s) {
 }
 
 /* The chunk is complete: check, upload, count. */
-static int deliver(sl_reader *r, slot *s, sl_err *err) {
+static int deliver(sl_loader *r, slot *s, sl_err *err) {
     const uint8_t *at = s->buf + s->lead;
     int rc = s->finite < 0 ? 0 : sl_check_finite(at, s->rows, s->pitch, s->piece, s->finite, s->what, err);
     s->busy = 0;
@@ -145,12 +145,12 @@ static int deliver(sl_reader *r, slot *s, sl_err *err) {
         rc = r->ops->upload(r->ops->ctx, s->dst, at, s->rows * s->piece, err);
     }
     if (!rc) rc = r->ops->sync(r->ops->ctx, err); /* the buffer is used again */
-    if (!rc) sl_reader_advance(r->progress, s->rows * s->piece);
+    if (!rc) sl_loader_advance(r->progress, s->rows * s->piece);
     return rc;
 }
 
 /* Take one completion. A short or refused read is continued. */
-static int reap(sl_reader *r, sl_err *err) {
+static int reap(sl_loader *r, sl_err *err) {
     struct io_uring_cqe *c;
     int rc = io_uring_wait_cqe(&r->ring, &c);
     if (rc == -EINTR) return 0;
@@ -187,7 +187,7 @@ static int reap(sl_reader *r, sl_err *err) {
     return 0;
 }
 
-static int read_chunk(sl_reader *r, uint32_t file, uint64_t off, uint64_t rows, uint64_t pitch, uint64_t piece,
+static int read_chunk(sl_loader *r, uint32_t file, uint64_t off, uint64_t rows, uint64_t pitch, uint64_t piece,
                       void *dst, int finite, const char *what, sl_err *err) {
     int rc = 0;
     while (r->busy == DEPTH && !rc) rc = reap(r, err);
@@ -224,7 +224,7 @@ static int read_chunk(sl_reader *r, uint32_t file, uint64_t off, uint64_t rows, 
     return deliver(r, s, err);
 }
 
-int sl_reader_add(sl_reader *r, uint32_t file, uint64_t off, uint64_t rows, uint64_t pitch, uint64_t piece, void *dst,
+int sl_loader_add(sl_loader *r, uint32_t file, uint64_t off, uint64_t rows, uint64_t pitch, uint64_t piece, void *dst,
                   int finite, const char *what, sl_err *err) {
     uint8_t *to = dst;
     int rc = 0;
@@ -242,7 +242,7 @@ int sl_reader_add(sl_reader *r, uint32_t file, uint64_t off, uint64_t rows, uint
     }
     if (piece >= MIN_PIECE || pitch > CHUNK) {
         for (uint64_t i = 0; i < rows && !rc; i++)
-            rc = sl_reader_add(r, file, off + i * pitch, 1, piece, piece, to + i * piece, finite, what, err);
+            rc = sl_loader_add(r, file, off + i * pitch, 1, piece, piece, to + i * piece, finite, what, err);
         return rc;
     }
     for (uint64_t i = 0, n; i < rows && !rc; i += n) {
@@ -253,17 +253,17 @@ int sl_reader_add(sl_reader *r, uint32_t file, uint64_t off, uint64_t rows, uint
     return rc;
 }
 
-int sl_reader_finish(sl_reader *r, sl_err *err) {
+int sl_loader_finish(sl_loader *r, sl_err *err) {
     int rc = 0;
     while (r->busy && !rc) rc = reap(r, err);
     return rc;
 }
 
-const char *sl_reader_note(const sl_reader *r) {
+const char *sl_loader_note(const sl_loader *r) {
     return r->note;
 }
 
-void sl_reader_close(sl_reader *r) {
+void sl_loader_close(sl_loader *r) {
     if (!r) return;
     while (r->uring && r->busy) { /* after an error: buffers must not be written when they are gone */
         struct io_uring_cqe *c;

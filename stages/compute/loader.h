@@ -8,22 +8,22 @@
 #define SL_COMPUTE_LOADER_H
 #include "stages/compute/source.h"
 
-typedef struct sl_reader sl_reader;
-typedef struct sl_reader_progress {
+typedef struct sl_loader sl_loader;
+typedef struct sl_loader_progress {
     void (*fn)(void *arg, uint64_t done, uint64_t total);
     void *arg;
     uint64_t done, total;
-} sl_reader_progress;
-void sl_reader_advance(sl_reader_progress *p, uint64_t bytes);
+} sl_loader_progress;
+void sl_loader_advance(sl_loader_progress *p, uint64_t bytes);
 
-int sl_reader_open(sl_reader **out, const sl_source *src, sl_ops *ops, sl_reader_progress *p, sl_err *err);
+int sl_loader_open(sl_loader **out, const sl_source *src, sl_ops *ops, sl_loader_progress *p, sl_err *err);
 /* rows pieces of `piece` bytes, `pitch` apart from `off` on, to dst without gaps. finite: SL_F32/SL_BF16/SL_F16 to check
- * that every element is finite, -1 not to; `what` names it in errors and must stay until sl_reader_finish. Reads may still
+ * that every element is finite, -1 not to; `what` names it in errors and must stay until sl_loader_finish. Reads may still
  * be in flight on return. */
-int sl_reader_add(sl_reader *r, uint32_t file, uint64_t off, uint64_t rows, uint64_t pitch, uint64_t piece, void *dst, int finite, const char *what, sl_err *err);
-int sl_reader_finish(sl_reader *r, sl_err *err); /* waits for everything */
-const char *sl_reader_note(const sl_reader *r);  /* "" or a sentence: which fallback is in use */
-void sl_reader_close(sl_reader *r);
+int sl_loader_add(sl_loader *r, uint32_t file, uint64_t off, uint64_t rows, uint64_t pitch, uint64_t piece, void *dst, int finite, const char *what, sl_err *err);
+int sl_loader_finish(sl_loader *r, sl_err *err); /* waits for everything */
+const char *sl_loader_note(const sl_loader *r);  /* "" or a sentence: which fallback is in use */
+void sl_loader_close(sl_loader *r);
 
 /* Reads [off, off+n) of a file into host memory, at once. */
 int sl_source_read(const sl_source *src, uint32_t file, uint64_t off, void *buf, uint64_t n, sl_err *err);

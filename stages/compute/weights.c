@@ -31,8 +31,8 @@ typedef struct load {
     sl_ops *ops;
     sl_err *err;
     sl_want want;
-    sl_reader *reader;
-    sl_reader_progress progress;
+    sl_loader *reader;
+    sl_loader_progress progress;
     int host; /* device memory is host memory: files can be used in place */
 } load;
 
@@ -180,7 +180,7 @@ static int place_in_file(load *l, sl_want_item *it) {
                          ? 0
                          : sl_check_finite(map + q->src[e].off, q->rows, q->pitch, q->piece, kind, it->name, l->err);
             if (rc) return rc;
-            sl_reader_advance(&l->progress, q->rows * q->piece);
+            sl_loader_advance(&l->progress, q->rows * q->piece);
         }
     }
     set_mat(it, base, 0);
@@ -192,7 +192,7 @@ static int place_in_file(load *l, sl_want_item *it) {
 static int send(load *l, void *dst, const void *src, uint64_t n) {
     int rc = l->ops->upload(l->ops->ctx, dst, src, n, l->err);
     if (!rc) rc = l->ops->sync(l->ops->ctx, l->err); /* the host buffer is used again */
-    if (!rc) sl_reader_advance(&l->progress, n);
+    if (!rc) sl_loader_advance(&l->progress, n);
     return rc;
 }
 
@@ -205,7 +205,7 @@ static int copy_parts(load *l, sl_want_item *it, uint8_t *at) {
         if (!q->rows) continue;
         base[p] = at;
         for (int64_t e = 0; e < n && !rc; e++, at += q->rows * q->piece)
-            rc = sl_reader_add(l->reader, q->src[e].file, q->src[e].off, q->rows, q->pitch, q->piece, at,
+            rc = sl_loader_add(l->reader, q->src[e].file, q->src[e].off, q->rows, q->pitch, q->piece, at,
                                finite_kind(it, p), it->name, l->err);
         at = (uint8_t *)(((uintptr_t)at + PLACE_ALIGN - 1) & ~(uintptr_t)(PLACE_ALIGN - 1));
     }
@@ -306,7 +306,7 @@ static int fill_random(load *l, sl_want_item *it, uint8_t *at) {
                 for (uint64_t i = 0; i < n; i++)
                     sl_random_row(it, key, p, e, row0 + (int64_t)(r + i), to + i * q->piece);
                 if (l->host)
-                    sl_reader_advance(&l->progress, n * q->piece);
+                    sl_loader_advance(&l->progress, n * q->piece);
                 else
                     rc = send(l, at, buf, n * q->piece);
                 at += n * q->piece;
@@ -414,7 +414,7 @@ static int place_vectors(load *l) {
         rc = read_vec(l, it, (float *)(void *)(host + at));
         *it->vec = (sl_vec){(const float *)(const void *)(dev + at), (int64_t)(it->bytes / 4)};
         at += (it->bytes + PLACE_ALIGN - 1) / PLACE_ALIGN * PLACE_ALIGN;
-        sl_reader_advance(&l->progress, it->bytes);
+        sl_loader_advance(&l->progress, it->bytes);
     }
     if (!rc) rc = l->ops->upload(l->ops->ctx, dev, host, total, l->err);
     if (!rc) rc = l->ops->sync(l->ops->ctx, l->err);
@@ -427,16 +427,16 @@ static int place_vectors(load *l) {
 static int place_all(load *l) {
     struct sl_model_store *st = l->m->store;
     int rc = place_vectors(l);
-    if (!rc && st->src.tensor) rc = sl_reader_open(&l->reader, &st->src, l->ops, &l->progress, l->err);
+    if (!rc && st->src.tensor) rc = sl_loader_open(&l->reader, &st->src, l->ops, &l->progress, l->err);
     for (int i = 0, n; i < l->want.n && !rc; i = n) {
         for (n = i; n < l->want.n && l->want.item[n].layer == l->want.item[i].layer;) n++;
         rc = place_layer(l, i, n);
     }
     if (l->reader) {
-        int rc2 = rc ? 0 : sl_reader_finish(l->reader, l->err);
+        int rc2 = rc ? 0 : sl_loader_finish(l->reader, l->err);
         rc = rc ? rc : rc2;
-        snprintf(st->note, sizeof st->note, "%s", sl_reader_note(l->reader));
-        sl_reader_close(l->reader);
+        snprintf(st->note, sizeof st->note, "%s", sl_loader_note(l->reader));
+        sl_loader_close(l->reader);
     }
     return rc;
 }
@@ -479,7 +479,7 @@ int sl_model_load(sl_model **out, const sl_load_opts *o, sl_ops *ops, sl_err *er
     if (!rc) rc = sl_want_make(&l.want, m, o, o->random ? NULL : &m->store->src, err);
     if (!rc) {
         l.progress.total = l.want.bytes;
-        sl_reader_advance(&l.progress, 0);
+        sl_loader_advance(&l.progress, 0);
         rc = place_all(&l);
         sl_want_free(&l.want);
     }
