@@ -13,7 +13,14 @@ typedef struct command {
 /* One row a command; a NULL function is a heading of the overview. */
 static const command commands[] = {
     {"Running", NULL, NULL},
+    {"extract", sl_cmd_extract, "hidden states of every row of a file, in one command"},
+    {"push", sl_cmd_push, "send rows to a running service"},
+    {"monitor", sl_cmd_monitor, "watch a running service"},
+    {"status", sl_cmd_status, "what a running service is doing, once"},
+    {"drain", sl_cmd_drain, "let a running service finish what it has accepted, then end"},
+    {"check", sl_cmd_check, "is this machine ready, and what to do where it is not"},
     {"Looking at data", NULL, NULL},
+    {"inspect", sl_cmd_inspect, "what a model is and what running it takes"},
     {"tokenize", sl_cmd_tokenize, "show the token ids of texts"},
     {NULL, NULL, NULL},
 };
