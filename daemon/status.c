@@ -11,7 +11,7 @@
 
 static int on_intake(void *arg, const void *rec, sl_err *err) {
     (void)err;
-    sl_status_totals *t = &((sl_status *)arg)->now;
+    sl_status_totals *t = arg;
     const sl_intake_rec *r = rec;
     if (r->kind == SL_IN_ROW) t->accepted++, t->accepted_tokens += r->T;
     if (r->kind == SL_IN_REJECT) {
@@ -23,7 +23,7 @@ static int on_intake(void *arg, const void *rec, sl_err *err) {
 
 static int on_commit(void *arg, const void *rec, sl_err *err) {
     (void)err;
-    sl_status_totals *t = &((sl_status *)arg)->now;
+    sl_status_totals *t = arg;
     const sl_commit_rec *r = rec;
     if (r->kind == SL_CM_COMMIT) {
         t->committed++, t->committed_tokens += r->T, t->raw += r->raw_bytes, t->stored += r->len;
@@ -35,17 +35,18 @@ static int on_commit(void *arg, const void *rec, sl_err *err) {
     return SL_OK;
 }
 
-static int follow(sl_status *s, const char *name, uint32_t magic, uint64_t *at, sl_journal_each each, sl_err *err) {
+static int follow(sl_status_totals *t, const char *store, const char *name, uint32_t magic, uint64_t *at,
+                  sl_journal_each each, sl_err *err) {
     char path[SL_PATH_MAX + 16];
-    snprintf(path, sizeof path, "%s/%s", s->cfg->boot.store, name);
+    snprintf(path, sizeof path, "%s/%s", store, name);
     if (access(path, F_OK)) return SL_OK; /* nothing came yet */
-    return sl_journal_follow(path, magic, at, each, s, err);
+    return sl_journal_follow(path, magic, at, each, t, err);
 }
 
-static int follow_logs(sl_status *s, sl_err *err) {
+int sl_status_totals_follow(sl_status_totals *t, const char *store, sl_status_at *at, sl_err *err) {
     /* commit first: then accepted can never be smaller than committed + rejected */
-    int rc = follow(s, "commit.log", SL_COMMIT_MAGIC, &s->at_commit, on_commit, err);
-    return rc ? rc : follow(s, "intake.log", SL_INTAKE_MAGIC, &s->at_intake, on_intake, err);
+    int rc = follow(t, store, "commit.log", SL_COMMIT_MAGIC, &at->commit, on_commit, err);
+    return rc ? rc : follow(t, store, "intake.log", SL_INTAKE_MAGIC, &at->intake, on_intake, err);
 }
 
 int sl_status_open(sl_status *s, const sl_config *c, const sl_preflight *p, const sl_topo *t, const sl_super *super,
@@ -54,7 +55,7 @@ int sl_status_open(sl_status *s, const sl_config *c, const sl_preflight *p, cons
     s->cfg = c, s->topo = t, s->super = super, s->state = "booting";
     s->start_ns = sl_now_ns();
     s->token_bytes = p->token_bytes;
-    int rc = follow_logs(s, err);
+    int rc = sl_status_totals_follow(&s->now, s->cfg->boot.store, &s->at, err);
     s->first = s->now;
     return rc;
 }
@@ -104,7 +105,7 @@ static void update_shares(sl_status *s, uint64_t now) {
 }
 
 int sl_status_update(sl_status *s, uint64_t now, sl_err *err) {
-    int rc = follow_logs(s, err);
+    int rc = sl_status_totals_follow(&s->now, s->cfg->boot.store, &s->at, err);
     update_rates(s, now);
     update_shares(s, now);
     return rc;

@@ -42,6 +42,13 @@ typedef struct sl_status_totals {
     uint64_t verdicts[SL_V_N], reasons[SL_R_N];
 } sl_status_totals;
 
+/* Where the reading of a store's two logs stands. */
+typedef struct sl_status_at {
+    uint64_t intake, commit; /* records read */
+} sl_status_at;
+/* Add what came since *at to *t. A log that is not there yet counts as empty; SL_EDATA when one is corrupt. */
+int sl_status_totals_follow(sl_status_totals *t, const char *store, sl_status_at *at, sl_err *err);
+
 #define SL_STATUS_WINDOW 24 /* samples of the rates */
 
 typedef struct sl_status {
@@ -50,7 +57,7 @@ typedef struct sl_status {
     const sl_super *super;
     const char *state;
     uint64_t start_ns;
-    uint64_t at_intake, at_commit; /* records read so far */
+    sl_status_at at;
     sl_status_totals now, first;   /* first: as found when this sluiced started */
     struct {
         uint64_t ns, tokens, rows, raw, stored;
