@@ -13,8 +13,9 @@
 enum {
     KB = 128,              /* keys a block; a multiple of every nr */
     SHORT = 256,           /* sequences up to this length are one item a kv head */
-    QT = 8,                /* query tiles (of mr rows) an item */
-    MAX_DV = 1024,         /* of the output tile */
+    TILES = 6,             /* query tiles that share a pass over the keys */
+    QT = 8,                /* query tiles (of mr rows) of one head in an item */
+    MAX_D = 1024,          /* of a head */
     GROUP_BYTES = 32 << 20 /* packed kv heads at a time, at least one */
 };
 
@@ -71,93 +72,152 @@ static void pack_keys(const view *w, const packed *p, int64_t t0, int32_t h, int
     }
 }
 
-typedef struct { /* one thread's buffers */
-    float *s;    /* [mr][KB] scores, then probabilities */
-    float *o;    /* [mr][dv padded] */
-    float *q;    /* [mr][dqk] f32 copies of bf16 queries */
-    uint16_t *p; /* [mr][KB] bf16 probabilities */
+typedef struct { /* one thread's buffers; TILES tiles side by side */
+    float *s;    /* [16][KB] each: scores, then probabilities (bf16 ones in the first half of each row) */
+    float *o;    /* [16][dv padded] each */
+    float *q;    /* [16][dqk] each: f32 copies of bf16 queries */
     uint8_t *kv; /* packed keys and values of a short sequence */
 } bufs;
 
 static bufs carve(uint8_t *p) {
     bufs b;
     b.s = (float *)(void *)p;
-    p += 16 * KB * 4;
+    p += TILES * 16 * KB * 4;
     b.o = (float *)(void *)p;
-    p += 16 * MAX_DV * 4;
+    p += TILES * 16 * MAX_D * 4;
     b.q = (float *)(void *)p;
-    p += 16 * MAX_DV * 4;
-    b.p = (uint16_t *)(void *)p;
-    p += 16 * KB * 2;
+    p += TILES * 16 * MAX_D * 4;
     b.kv = p;
     return b;
 }
-_Static_assert(16 * KB * 6 + 32 * MAX_DV * 4 + SHORT * 2 * MAX_DV * 4 <= SL_GEMM_SCRATCH, "scratch holds its parts");
+_Static_assert(TILES * 16 * (KB + 2 * MAX_D) * 4 + SHORT * 2 * MAX_D * 4 <= SL_GEMM_SCRATCH, "scratch holds its parts");
 
-/* Query rows [i0, i0+rows) of query head hq of the sequence at t0: rows <= mr. */
-static void query_tile(const view *w, const packed *kv, const bufs *b, int64_t t0, int32_t hq, int64_t i0,
-                       int32_t rows) {
+/* A tile of query rows [i0, i0+rows) of query head hq in progress, rows <= mr. */
+typedef struct {
+    int64_t i0;
+    int32_t hq, rows;
+    const void *q; /* f32 or bf16, as the kernel wants it */
+    int64_t ldq;
+    float *s, *o;
+    float m[16], l[16];
+} tile;
+
+static void tile_open(const view *w, const bufs *b, tile *t, int n, int64_t t0) {
     const sl_isa *isa = w->c->isa;
     const sl_attn *a = w->a;
-    const int64_t nr = isa->nr, dvp = up(a->dv, nr), panel = k_bytes(w, nr), vpanel = kv->lpad * nr * w->esz;
-    float m[16], l[16];
-    for (int32_t r = 0; r < rows; r++) {
-        m[r] = a->sinks ? a->sinks[hq] : -INFINITY;
-        l[r] = a->sinks ? 1.0f : 0.0f;
+    for (int32_t r = 0; r < t->rows; r++) {
+        t->m[r] = a->sinks ? a->sinks[t->hq] : -INFINITY;
+        t->l[r] = a->sinks ? 1.0f : 0.0f;
     }
-    const void *q = sl_cpu_at(w->c, w->q, (t0 + i0) * a->q_stride + (int64_t)hq * a->dqk);
-    const float *qf = q;
-    int64_t ldq = a->q_stride;
-    if (!w->dot && w->c->bf) {
-        for (int32_t r = 0; r < rows; r++)
-            isa->to_f32(b->q + r * a->dqk, (const uint16_t *)q + r * a->q_stride, a->dqk);
-        qf = b->q;
-        ldq = a->dqk;
-    }
-    int64_t first = a->window > 0 && i0 >= a->window ? (i0 - a->window + 1) / KB * KB : 0;
-    for (int64_t kb = first; kb < i0 + rows; kb += KB) {
-        int32_t n = (int32_t)(i0 + rows - kb < KB ? i0 + rows - kb : KB), np = (int32_t)up(n, nr);
-        for (int32_t c = 0; c < np; c += (int32_t)nr) {
-            const uint8_t *kp = kv->k + (kb + c) / nr * panel;
-            if (w->dot)
-                isa->mm_bf16(b->s + c, KB, q, ldq, rows, (const void *)kp, a->dqk, 0);
-            else
-                isa->mm_f32(b->s + c, KB, qf, ldq, rows, (const void *)kp, a->dqk, 0);
-        }
-        for (int32_t r = 0; r < rows; r++) {
-            int64_t i = i0 + r, lo = a->window > 0 && i - a->window + 1 > kb ? i - a->window + 1 - kb : 0;
-            int64_t hi = i + 1 - kb < n ? i + 1 - kb : n;
-            if (lo >= hi) { /* nothing of this block is visible to the row */
-                memset(b->s + r * KB, 0, (size_t)n * 4);
-            } else {
-                float f = isa->softmax_step(b->s + r * KB, n, (int32_t)lo, (int32_t)hi, a->scale, &m[r], &l[r]);
-                if (kb != first && f != 1.0f) isa->scale_f32(b->o + r * dvp, f, dvp);
-            }
-            if (w->dot) isa->to_bf16(b->p + r * KB, b->s + r * KB, n);
-        }
-        for (int64_t d = 0; d < dvp; d += nr) {
-            const uint8_t *vp = kv->v + d / nr * vpanel + kb * nr * w->esz;
-            if (w->dot)
-                isa->mm_bf16(b->o + d, dvp, b->p, KB, rows, (const void *)vp, n, kb != first);
-            else
-                isa->mm_f32(b->o + d, dvp, b->s, KB, rows, (const void *)vp, n, kb != first);
-        }
-    }
-    for (int32_t r = 0; r < rows; r++) {
-        void *out = sl_cpu_at(w->c, w->o, (t0 + i0 + r) * a->o_stride + (int64_t)hq * a->dv);
-        isa->scale_f32(b->o + r * dvp, 1.0f / l[r], a->dv);
-        if (w->c->bf)
-            isa->finish_bf16(out, b->o + r * dvp, NULL, a->dv);
+    t->s = b->s + (int64_t)n * 16 * KB;
+    t->o = b->o + (int64_t)n * 16 * up(a->dv, isa->nr);
+    t->q = sl_cpu_at(w->c, w->q, (t0 + t->i0) * a->q_stride + (int64_t)t->hq * a->dqk);
+    t->ldq = a->q_stride;
+    if (w->dot || !w->c->bf) return;
+    float *f = b->q + (int64_t)n * 16 * a->dqk;
+    for (int32_t r = 0; r < t->rows; r++) isa->to_f32(f + r * a->dqk, (const uint16_t *)t->q + r * a->q_stride, a->dqk);
+    t->q = f;
+    t->ldq = a->dqk;
+}
+
+/* Probabilities of the tile against keys [kb, kb+n). */
+static void tile_scores(const view *w, const packed *kv, tile *t, int64_t kb, int32_t n, int first) {
+    const sl_isa *isa = w->c->isa;
+    const sl_attn *a = w->a;
+    const int64_t nr = isa->nr, panel = k_bytes(w, nr), dvp = up(a->dv, nr);
+    for (int32_t c = 0; c < n; c += (int32_t)nr) {
+        const uint8_t *kp = kv->k + (kb + c) / nr * panel;
+        if (w->dot)
+            isa->mm_bf16(t->s + c, KB, t->q, t->ldq, t->rows, (const void *)kp, a->dqk, 0);
         else
-            isa->finish_f32(out, b->o + r * dvp, NULL, a->dv);
+            isa->mm_f32(t->s + c, KB, t->q, t->ldq, t->rows, (const void *)kp, a->dqk, 0);
+    }
+    for (int32_t r = 0; r < t->rows; r++) {
+        float *s = t->s + r * KB;
+        int64_t i = t->i0 + r, lo = a->window > 0 && i - a->window + 1 > kb ? i - a->window + 1 - kb : 0;
+        int64_t hi = i + 1 - kb < n ? i + 1 - kb : n;
+        if (lo >= hi) { /* nothing of this block is visible to the row */
+            memset(s, 0, (size_t)n * 4);
+        } else {
+            float f = isa->softmax_step(s, n, (int32_t)lo, (int32_t)hi, a->scale, &t->m[r], &t->l[r]);
+            if (!first && f != 1.0f) isa->scale_f32(t->o + r * dvp, f, dvp);
+        }
+        if (w->dot) isa->to_bf16((uint16_t *)(void *)s, s, n); /* in place: it writes behind what it reads */
     }
 }
 
+static void tile_values(const view *w, const packed *kv, const tile *t, int64_t kb, int32_t n, int first) {
+    const sl_isa *isa = w->c->isa;
+    const int64_t nr = isa->nr, dvp = up(w->a->dv, nr), vpanel = kv->lpad * nr * w->esz;
+    for (int64_t d = 0; d < dvp; d += nr) {
+        const uint8_t *vp = kv->v + d / nr * vpanel + kb * nr * w->esz;
+        if (w->dot)
+            isa->mm_bf16(t->o + d, dvp, (const uint16_t *)(const void *)t->s, 2 * KB, t->rows, (const void *)vp, n,
+                         !first);
+        else
+            isa->mm_f32(t->o + d, dvp, t->s, KB, t->rows, (const void *)vp, n, !first);
+    }
+}
+
+static void tile_close(const view *w, const tile *t, int64_t t0) {
+    const sl_isa *isa = w->c->isa;
+    const sl_attn *a = w->a;
+    const int64_t dvp = up(a->dv, isa->nr);
+    for (int32_t r = 0; r < t->rows; r++) {
+        void *out = sl_cpu_at(w->c, w->o, (t0 + t->i0 + r) * a->o_stride + (int64_t)t->hq * a->dv);
+        isa->scale_f32(t->o + r * dvp, 1.0f / t->l[r], a->dv);
+        if (w->c->bf)
+            isa->finish_bf16(out, t->o + r * dvp, NULL, a->dv);
+        else
+            isa->finish_f32(out, t->o + r * dvp, NULL, a->dv);
+    }
+}
+
+/* Keys that the tile's rows see: [from, to), from at a block's start. */
+static int64_t tile_from(const view *w, const tile *t) {
+    return w->a->window > 0 && t->i0 >= w->a->window ? (t->i0 - w->a->window + 1) / KB * KB : 0;
+}
+
+/* A group of tiles goes through the key blocks together: a block of keys stays in the first cache for all tiles, then
+ * the block of values does. What a tile computes does not depend on its group. */
+static void tile_group(const view *w, const packed *kv, const bufs *b, tile *t, int n, int64_t t0) {
+    int64_t from = INT64_MAX, to = 0;
+    for (int i = 0; i < n; i++) {
+        tile_open(w, b, &t[i], i, t0);
+        if (tile_from(w, &t[i]) < from) from = tile_from(w, &t[i]);
+        if (t[i].i0 + t[i].rows > to) to = t[i].i0 + t[i].rows;
+    }
+    for (int64_t kb = from; kb < to; kb += KB) {
+        for (int phase = 0; phase < 2; phase++)
+            for (int i = 0; i < n; i++) {
+                int64_t end = t[i].i0 + t[i].rows, first = tile_from(w, &t[i]);
+                if (kb < first || kb >= end) continue;
+                int32_t keys = (int32_t)(end - kb < KB ? end - kb : KB);
+                if (phase == 0)
+                    tile_scores(w, kv, &t[i], kb, keys, kb == first);
+                else
+                    tile_values(w, kv, &t[i], kb, keys, kb == first);
+            }
+    }
+    for (int i = 0; i < n; i++) tile_close(w, &t[i], t0);
+}
+
+/* Query rows [i0, i1) of all query heads of kv head h. */
 static void query_rows(const view *w, const packed *kv, const bufs *b, int64_t t0, int32_t h, int64_t i0, int64_t i1) {
     const int32_t rep = w->a->heads / w->a->kv_heads, mr = w->c->isa->mr;
-    for (int32_t g = 0; g < rep; g++)
-        for (int64_t i = i0; i < i1; i += mr)
-            query_tile(w, kv, b, t0, h * rep + g, i, (int32_t)(i1 - i < mr ? i1 - i : mr));
+    tile t[TILES];
+    int n = 0;
+    for (int64_t i = i0; i < i1; i += mr)
+        for (int32_t g = 0; g < rep; g++) {
+            t[n].i0 = i;
+            t[n].hq = h * rep + g;
+            t[n].rows = (int32_t)(i1 - i < mr ? i1 - i : mr);
+            if (++n == TILES) {
+                tile_group(w, kv, b, t, n, t0);
+                n = 0;
+            }
+        }
+    if (n) tile_group(w, kv, b, t, n, t0);
 }
 
 /* ---- short sequences ------------------------------------------------------------------------------------------------
@@ -247,11 +307,11 @@ uint64_t sl_cpu_attention_bytes(const sl_cpu *c, int64_t max_seq, const sl_attn 
 }
 
 static int check(const sl_attn *a, const int32_t *cu, int32_t S, sl_err *err) {
-    if (a->heads < 1 || a->kv_heads < 1 || a->heads % a->kv_heads || a->dqk < 1 || a->dv < 1 || a->dqk > MAX_DV ||
-        a->dv > MAX_DV)
+    if (a->heads < 1 || a->kv_heads < 1 || a->heads % a->kv_heads || a->dqk < 1 || a->dv < 1 || a->dqk > MAX_D ||
+        a->dv > MAX_D)
         return sl_err_set(err, SL_EINTERNAL,
                           "attention: %d query heads on %d kv heads of %d and %d, expected a multiple and 1..%d",
-                          a->heads, a->kv_heads, a->dqk, a->dv, MAX_DV);
+                          a->heads, a->kv_heads, a->dqk, a->dv, MAX_D);
     if (S < 0 || cu[0] != 0)
         return sl_err_set(err, SL_EINTERNAL, "attention: %d sequences, the first at token %d, expected 0", S, cu[0]);
     for (int32_t s = 0; s < S; s++)
