@@ -12,7 +12,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-static char base[512];
+static char base[160];
 
 static void healthy(const char *store, uint64_t rows, uint64_t rejected) {
     sl_verify_report rep;
@@ -29,7 +29,7 @@ static void healthy(const char *store, uint64_t rows, uint64_t rejected) {
 static void one(uint32_t layout, uint32_t codec, uint32_t width, uint32_t elem, uint32_t max_T, uint64_t n,
                 unsigned threads, uint64_t shard_bytes, bool plain, bool direct) {
     rig r;
-    char store[600];
+    char store[200];
     snprintf(store, sizeof store, "%s/s", base);
     rig_rmtree(store);
     rig_make(&r, store, n, max_T, width, elem, 7);
@@ -66,7 +66,7 @@ static void rows_of_many_blocks(void **state) {
 static void another_store_is_refused(void **state) {
     (void)state;
     rig r;
-    char store[600];
+    char store[200];
     sl_err err;
     sl_sink *s;
     snprintf(store, sizeof store, "%s/s", base);
@@ -99,7 +99,7 @@ static void on_commit(void *arg, void **tokens, unsigned n) {
 static void read_while_written(void **state) {
     (void)state;
     rig r;
-    char store[600];
+    char store[200];
     snprintf(store, sizeof store, "%s/s", base);
     rig_rmtree(store);
     rig_make(&r, store, 30, 10, 64, 2, 3);
@@ -114,7 +114,7 @@ static void read_while_written(void **state) {
 static void torn_tails(void **state) {
     (void)state;
     rig r;
-    char store[600], keep[600], cmd[2400], path[700];
+    char store[200], keep[200], cmd[1000], path[300];
     snprintf(store, sizeof store, "%s/s", base);
     snprintf(keep, sizeof keep, "%s/keep", base);
     rig_rmtree(store);
