@@ -183,7 +183,7 @@ int sl_check_begin(sl_check *c, const sl_batch_view *v, uint64_t bpos, sl_err *e
 static int severity(sl_verdict v) { /* the higher wins */
     static const uint8_t order[SL_V_N] = {[SL_V_OK] = 0,       [SL_V_RANKS_DISAGREE] = 1, [SL_V_CHECKSUM] = 2,
                                           [SL_V_CONSTANT] = 3, [SL_V_NONFINITE] = 4,      [SL_V_TOKENS] = 5,
-                                          [SL_V_COUNT] = 6,    [SL_V_ORDER] = 7,          [SL_V_MISSING_SHARD] = 8,
+                                          [SL_V_COUNT] = 6,    [SL_V_ORDER] = 8,          [SL_V_MISSING_SHARD] = 7,
                                           [SL_V_SHAPE] = 9,    [SL_V_EPOCH] = 10,         [SL_V_POISON] = 11};
     return order[v];
 }
