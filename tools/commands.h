@@ -9,5 +9,6 @@ int sl_cmd_status(int argc, char **argv);
 int sl_cmd_drain(int argc, char **argv);
 int sl_cmd_check(int argc, char **argv);
 int sl_cmd_bench(int argc, char **argv);
+int sl_cmd_inspect(int argc, char **argv);
 int sl_cmd_tokenize(int argc, char **argv);
 #endif

@@ -22,6 +22,8 @@ static const command commands[] = {
     {"Looking at data", NULL, NULL},
     {"inspect", sl_cmd_inspect, "what a model is and what running it takes"},
     {"tokenize", sl_cmd_tokenize, "show the token ids of texts"},
+    {"Measuring", NULL, NULL},
+    {"bench", sl_cmd_bench, "how fast each stage is here"},
     {NULL, NULL, NULL},
 };
 
