@@ -8,28 +8,29 @@
 #include "ipc/metrics.h"
 #include <stdatomic.h>
 
-#define SL_MAX_GROUPS  64
-#define SL_MAX_RANKS   64  /* ranks in all groups together */
-#define SL_MAX_PROCS   (SL_MAX_RANKS + 8)
-#define SL_PATH_MAX    1024
-#define SL_BOOT_ABI    1
+#define SL_MAX_GROUPS 64
+#define SL_MAX_RANKS  64 /* ranks in all groups together */
+#define SL_MAX_PROCS  (SL_MAX_RANKS + 8)
+#define SL_PATH_MAX   1024
+#define SL_BOOT_ABI   1
 
 typedef enum { SL_ROLE_SLUICED, SL_ROLE_FEEDER, SL_ROLE_RANK, SL_ROLE_GATHER, SL_ROLE_WRITER, SL_ROLE_N } sl_role;
 const char *sl_role_name(sl_role r);
 
-typedef struct sl_boot_proc { /* one per process, index = metrics page; [0] is sluiced, [1] feeder, [2] gather, [3] writer, [4..] ranks */
-    uint32_t role;  /* sl_role */
-    uint32_t group; /* ranks only */
-    uint32_t rank;  /* rank within the group */
+typedef struct sl_boot_proc { /* one per process, index = metrics page; [0] is sluiced, [1] feeder, [2] gather, [3]
+                                 writer, [4..] ranks */
+    uint32_t role;            /* sl_role */
+    uint32_t group;           /* ranks only */
+    uint32_t rank;            /* rank within the group */
     int32_t bell_fd;
-    char name[32];  /* "feeder", "rank0.3" (group.rank), "gather", "writer" */
+    char name[32]; /* "feeder", "rank0.3" (group.rank), "gather", "writer" */
 } sl_boot_proc;
 
 typedef struct sl_boot_group {
-    int32_t batch_fd, sample_fd;        /* rings */
-    int32_t coll_fd;                    /* shared memory of the host collective (ranks only), -1 when N == 1 */
-    uint32_t first_rank_proc;           /* index of rank 0 of this group in procs[]; ranks are consecutive */
-    int32_t chunk_fd[SL_MAX_RANKS];     /* one per rank, [0..tp) */
+    int32_t batch_fd, sample_fd;    /* rings */
+    int32_t coll_fd;                /* shared memory of the host collective (ranks only), -1 when N == 1 */
+    uint32_t first_rank_proc;       /* index of rank 0 of this group in procs[]; ranks are consecutive */
+    int32_t chunk_fd[SL_MAX_RANKS]; /* one per rank, [0..tp) */
 } sl_boot_group;
 
 typedef struct sl_capture {
@@ -56,31 +57,31 @@ typedef struct sl_boot {
     int32_t metrics_fd, ctl_fd; /* ctl_fd: sl_ctl below */
 
     /* model (checked by sluiced's preflight through stages/compute/spec.h) */
-    char model[SL_PATH_MAX];     /* folder or .gguf file */
+    char model[SL_PATH_MAX];                                   /* folder or .gguf file */
     uint32_t backend, precision, expert_split, random_weights; /* random_weights: 0 or 1 */
     uint64_t random_seed;
-    uint32_t threads;            /* CPU threads a rank */
+    uint32_t threads;                /* CPU threads a rank */
     uint32_t n_layers, width, vocab; /* n, H, vocabulary */
     uint32_t n_captures;
     sl_capture captures[SL_MAX_CAPTURES]; /* ascending hidx; the final-normed tensor last */
-    uint32_t elem_size;          /* bytes an element in the store: 2 (bf16) or 4 (f32) */
-    uint32_t chunk_rows;         /* tokens a chunk */
+    uint32_t elem_size;                   /* bytes an element in the store: 2 (bf16) or 4 (f32) */
+    uint32_t chunk_rows;                  /* tokens a chunk */
     uint32_t batch_tokens, max_batch_rows, max_length, micro_tokens;
-    uint32_t nll_every;          /* teacher NLL on 1 row in this many (and always the first); 0 = never */
-    double norm_eps_lora;        /* eps of q_a/kv_a norms (MLA), 0 = default 1e-6 */
+    uint32_t nll_every;   /* teacher NLL on 1 row in this many (and always the first); 0 = never */
+    double norm_eps_lora; /* eps of q_a/kv_a norms (MLA), 0 = default 1e-6 */
 
     /* feeder */
     char feed_addr[256];         /* ZeroMQ endpoint, ipc://... */
     char curve_dir[SL_PATH_MAX]; /* CURVE keys for tcp://, or "" */
     uint32_t feeder_threads, batch_wait_ms, credit_rows;
-    uint32_t overlong;           /* 0 truncate, 1 skip (reject TOO_LONG), 2 split */
+    uint32_t overlong; /* 0 truncate, 1 skip (reject TOO_LONG), 2 split */
     uint32_t min_supervised;
-    uint32_t train_on;           /* 0 all-assistant, 1 last-assistant, 2 all */
-    uint32_t per_turn;           /* 0 one row a conversation, 1 one row an assistant turn */
-    uint32_t reasoning;          /* 0 keep-last, 1 template */
-    char tokenizer[SL_PATH_MAX]; /* folder/file; "" = the model's */
+    uint32_t train_on;               /* 0 all-assistant, 1 last-assistant, 2 all */
+    uint32_t per_turn;               /* 0 one row a conversation, 1 one row an assistant turn */
+    uint32_t reasoning;              /* 0 keep-last, 1 template */
+    char tokenizer[SL_PATH_MAX];     /* folder/file; "" = the model's */
     char chat_template[SL_PATH_MAX]; /* file; "" = the model's own */
-    char template_args[2048];    /* JSON object of extra template arguments, "{}" */
+    char template_args[2048];        /* JSON object of extra template arguments, "{}" */
 
     /* writer */
     char store[SL_PATH_MAX];
@@ -93,9 +94,9 @@ typedef struct sl_boot {
 
     char sock_progress[256], sock_control[256];
     uint32_t log_level;
-    uint32_t fault;                /* test only: sl_fault of ipc/faults.h, injected by rank `fault_rank` at batch `fault_batch` */
+    uint32_t fault; /* test only: sl_fault of ipc/faults.h, injected by rank `fault_rank` at batch `fault_batch` */
     uint32_t fault_rank, fault_batch;
-    char crash_points[512];        /* test only: "name:count,..." see ipc/crash.h */
+    char crash_points[512]; /* test only: "name:count,..." see ipc/crash.h */
 } sl_boot;
 #define SL_BOOT_MAGIC 0x31544f4f42454c53ull /* "SLEBOOT1" */
 
@@ -104,17 +105,20 @@ uint64_t sl_boot_layout_hash(void);
 int sl_boot_create(sl_boot *b, sl_err *err);
 /* Map read-only and check; every index and string is bounds-checked here, so stages may trust the rest. */
 int sl_boot_attach(const sl_boot **out, int fd, sl_err *err);
-/* The checks of sl_boot_attach on a block in memory (the supervisor runs them before it starts anything). SL_EINTERNAL. */
+/* The checks of sl_boot_attach on a block in memory (the supervisor runs them before it starts anything). SL_EINTERNAL.
+ */
 int sl_boot_check(const sl_boot *b, sl_err *err);
 
 /* ctl: one page a group plus one global, written by sluiced only. Stages read it each turn of their loop. */
 typedef struct sl_ctl_page {
-    _Atomic uint32_t epoch;    /* groups: current epoch, starts at 1; bumped after every rank of the group has been reaped */
+    _Atomic uint32_t
+        epoch; /* groups: current epoch, starts at 1; bumped after every rank of the group has been reaped */
     _Atomic uint32_t draining; /* global page: 1 = finish what is accepted, then exit 0 */
     _Atomic uint32_t deaths;   /* groups: consecutive deaths without progress (a batch gathered) */
-    _Atomic uint32_t suspect;  /* groups: deaths >= 2: the feeder must break the batches in flight into single-row batches */
-    _Atomic uint64_t poison_bpos; /* groups: bpos+1 of a single-row batch that was in flight at two deaths in a row: gather
-                                     publishes its row with verdict POISON and moves on; 0 = none */
+    _Atomic uint32_t
+        suspect; /* groups: deaths >= 2: the feeder must break the batches in flight into single-row batches */
+    _Atomic uint64_t poison_bpos; /* groups: bpos+1 of a single-row batch that was in flight at two deaths in a row:
+                                     gather publishes its row with verdict POISON and moves on; 0 = none */
     uint8_t pad[4096 - 24];
 } sl_ctl_page;
 _Static_assert(sizeof(sl_ctl_page) == 4096, "");

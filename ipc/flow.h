@@ -1,36 +1,39 @@
-/* flow: what travels in the rings. All structs are fixed, 64-byte descriptors with static asserts, and hostile when read.
+/* flow: what travels in the rings. All structs are fixed 64-byte descriptors with static asserts, and hostile when
+ * read.
  *
  *   batch ring  (one a group)  feeder -> ranks, gather -> writer     cursors: published, gathered, released
  *   chunk ring  (one a rank)   rank -> gather -> writer              cursors: published, validated, released
  *   sample ring (one a group)  gather -> writer                      cursors: published, released
  *
- * The batch is the unit of work. A batch is a list of whole rows packed without padding: its tokens are 0..n_tokens-1 and
- * row i covers tokens [t0_i, t0_i + T_i). Ranks read the batch ring as observers at a private position that starts at
- * cursor "gathered" (so a restarted group rewinds to there by itself).
+ * The batch is the unit of work. A batch is a list of whole rows packed without padding: its tokens are 0..n_tokens-1
+ * and row i covers tokens [t0_i, t0_i + T_i). Ranks read the batch ring as observers at a private position that starts
+ * at cursor "gathered" (so a restarted group rewinds to there by itself).
  *
- * For each captured state k (0 <= k < K, in the order of boot.captures) the batch's states are a [n_tokens, H] matrix in
- * the store dtype. It is cut into chunks of `chunk_rows` tokens: chunk c covers tokens [c*chunk_rows, ...), the last is
- * shorter. Chunk (k, c) of the batch at position b of its batch ring is exported by rank (c + k + b) mod N, so that N
- * PCIe links share the load; every other rank publishes a descriptor without payload that carries only its fingerprint.
- * So every rank publishes, per batch and in this order: for k ascending, for c ascending: one SL_DESC_CHUNK; then (rank 0
- * only) one SL_DESC_ROW per row in order; then one SL_DESC_END. Chunks cost nothing for short rows and are one contiguous
- * copy from the device.
+ * For each captured state k (0 <= k < K, in the order of boot.captures) the batch's states are a [n_tokens, H] matrix
+ * in the store dtype. It is cut into chunks of `chunk_rows` tokens: chunk c covers tokens [c*chunk_rows, ...), the last
+ * is shorter. Chunk (k, c) of the batch at position b of its batch ring is exported by rank (c + k + b) mod N, so that
+ * N PCIe links share the load; every other rank publishes a descriptor without payload that carries only its
+ * fingerprint. So every rank publishes, per batch and in this order: for k ascending, for c ascending: one
+ * SL_DESC_CHUNK; then (rank 0 only) one SL_DESC_ROW per row in order; then one SL_DESC_END. Chunks cost nothing for
+ * short rows and are one contiguous copy from the device.
  *
  * (The design speaks of chunks per sample. Chunks per batch keep fixed payload slots full whatever the row lengths are,
  * make a capture one contiguous copy, and keep the property that a sample's pieces are spread over all ranks.)
  *
- * Gather checks each chunk as it comes, and when all N END descriptors of a batch are in, publishes in ONE sl_ring_publish
- * of the sample ring: SL_DESC_BATCH, then one SL_DESC_SAMPLE per row. Then it advances "validated" of the chunk rings past
- * the batch, then "gathered" of the batch ring. After a crash in between, the last descriptors of the sample ring say what
- * was already published. If every rank finished a batch before its group died, the batch is used. Otherwise chunks of an older epoch are skipped by advancing "validated" over them without publishing.
+ * Gather checks each chunk as it comes, and when all N END descriptors of a batch are in, publishes in ONE
+ * sl_ring_publish of the sample ring: SL_DESC_BATCH, then one SL_DESC_SAMPLE per row. Then it advances "validated" of
+ * the chunk rings past the batch, then "gathered" of the batch ring. After a crash in between, the last descriptors of
+ * the sample ring say what was already published. If every rank finished a batch before its group died, the batch is
+ * used. Otherwise chunks of an older epoch are skipped by advancing "validated" over them without publishing.
  *
- * The writer handles an SL_DESC_BATCH once the batch ring's "gathered" has passed its bpos: gathered is advanced last, so
- * all of the batch's chunks then lie before "validated", and the writer may advance "released" of the batch ring. (Gather
- * rings the writer's bell after that too.) The writer, for each SL_DESC_BATCH: finds the batch's chunks in the chunk rings itself (descriptors in
- * [released, validated) with this epoch and bpos), writes and commits its rows, then advances "released" of the chunk
- * rings past that batch's END, of the batch ring past bpos, of the sample ring past the batch. When the sample ring holds
- * nothing unprocessed, everything in [released, validated) of the chunk rings (validated read BEFORE looking at the sample
- * ring) is stale and is released too: that is how dead epochs are swept. */
+ * The writer handles an SL_DESC_BATCH once the batch ring's "gathered" has passed its bpos: gathered is advanced last,
+ * so all of the batch's chunks then lie before "validated", and the writer may advance "released" of the batch ring.
+ * (Gather rings the writer's bell after that too.) The writer, for each SL_DESC_BATCH: finds the batch's chunks in the
+ * chunk rings itself (descriptors in [released, validated) with this epoch and bpos), writes and commits its rows, then
+ * advances "released" of the chunk rings past that batch's END, of the batch ring past bpos, of the sample ring past
+ * the batch. When the sample ring holds nothing unprocessed, everything in [released, validated) of the chunk rings
+ * (validated read BEFORE looking at the sample ring) is stale and is released too: that is how dead epochs are swept.
+ */
 #ifndef SL_IPC_FLOW_H
 #define SL_IPC_FLOW_H
 #include "ipc/ring.h"
@@ -44,7 +47,8 @@ enum { SL_DESC_INPUT = 1, SL_DESC_CHUNK, SL_DESC_ROW, SL_DESC_END, SL_DESC_BATCH
 /* ---- batch ring: descriptor + payload slot (pay_slots == depth) ---- */
 typedef struct sl_desc_input {
     sl_desc_head h;    /* epoch 0: batches belong to no epoch */
-    uint64_t batch_no; /* global batch number: the packing is a pure function of the intake order, so it is stable over restarts */
+    uint64_t batch_no; /* global batch number: the packing is a pure function of the intake order, so it is stable over
+                          restarts */
     uint64_t bytes;    /* used bytes of the payload slot */
     uint32_t n_rows;   /* 1..max_batch_rows */
     uint32_t n_tokens; /* 1..batch_tokens (or one longer row alone, up to max_length) */
@@ -55,16 +59,16 @@ _Static_assert(sizeof(sl_desc_input) == 64, "");
 
 /* Payload of a batch slot: sl_batch_row[n_rows], int32 ids[n_tokens], uint8 mask[n_tokens], id strings. */
 typedef struct sl_batch_row {
-    uint64_t seq;      /* intake sequence number (unique in the store, 0-based) */
-    uint64_t row;      /* row number in its data set: names hs_<row> */
-    uint32_t dataset;  /* index in intake.log's data set table */
-    uint32_t t0;       /* first token in the batch */
-    uint32_t T;        /* tokens, >= 1 */
-    uint32_t flags;    /* SL_ROW_NLL: compute teacher NLL for this row; SL_ROW_DONE: already committed, recomputed only so
-                          that the batch keeps its shape (the writer drops it) */
-    uint32_t id_off;   /* row id string, offset from the start of the slot; */
-    uint32_t id_len;   /* not NUL-terminated, 0..256 */
-    uint64_t key[2];   /* 128-bit row key (ipc/journal.h) */
+    uint64_t seq;     /* intake sequence number (unique in the store, 0-based) */
+    uint64_t row;     /* row number in its data set: names hs_<row> */
+    uint32_t dataset; /* index in intake.log's data set table */
+    uint32_t t0;      /* first token in the batch */
+    uint32_t T;       /* tokens, >= 1 */
+    uint32_t flags;  /* SL_ROW_NLL: compute teacher NLL for this row; SL_ROW_DONE: already committed, recomputed only so
+                        that the batch keeps its shape (the writer drops it) */
+    uint32_t id_off; /* row id string, offset from the start of the slot; */
+    uint32_t id_len; /* not NUL-terminated, 0..256 */
+    uint64_t key[2]; /* 128-bit row key (ipc/journal.h) */
     uint32_t mask_sum; /* supervised tokens */
     uint32_t pad;
 } sl_batch_row;
@@ -82,8 +86,10 @@ typedef struct sl_batch_view {
 } sl_batch_view;
 uint64_t sl_batch_bytes(uint32_t n_rows, uint32_t n_tokens, uint64_t string_bytes);
 int sl_batch_open(sl_batch_view *v, const sl_ring *batch_ring, uint64_t pos, sl_err *err);
-/* The checks of sl_batch_open on a descriptor and its slot of `slot_bytes` bytes, wherever they lie (8-byte aligned). */
-int sl_batch_parse(sl_batch_view *v, const sl_desc_input *d, uint64_t pos, const void *slot, uint64_t slot_bytes, sl_err *err);
+/* The checks of sl_batch_open on a descriptor and its slot of `slot_bytes` bytes, wherever they lie (8-byte aligned).
+ */
+int sl_batch_parse(sl_batch_view *v, const sl_desc_input *d, uint64_t pos, const void *slot, uint64_t slot_bytes,
+                   sl_err *err);
 
 /* ---- chunk ring ---- */
 typedef struct sl_desc_chunk {
@@ -104,7 +110,7 @@ enum { SL_CHUNK_PAYLOAD = 1u << 0 }; /* head.flags: owns a payload slot holding 
 typedef struct sl_desc_row { /* rank 0, after the chunks: what this rank really ran */
     sl_desc_head h;
     uint64_t bpos;
-    uint32_t row;        /* index in the batch */
+    uint32_t row; /* index in the batch */
     uint32_t T;
     uint64_t token_sum;  /* sl_sum64 over the int32 ids it ran */
     double nll;          /* mean next-token NLL, nats; NaN when not computed */
@@ -161,8 +167,8 @@ typedef struct sl_desc_sample {
     uint16_t k;       /* capture index of the first fault, 0xffff when none */
     uint32_t token;   /* token (within the row) of the first fault, 0xffffffff when none */
     uint32_t nll_tokens;
-    double nll;       /* NaN when not computed */
-    uint64_t detail;  /* verdict-specific: what was found (count, rank, H index ...), see stages/gather/validate.h */
+    double nll;      /* NaN when not computed */
+    uint64_t detail; /* verdict-specific: what was found (count, rank, H index ...), see stages/gather/validate.h */
 } sl_desc_sample;
 _Static_assert(sizeof(sl_desc_sample) == 64, "");
 
@@ -172,10 +178,12 @@ static inline uint32_t sl_chunk_owner(uint64_t bpos, uint32_t k, uint32_t c, uin
     return (uint32_t)((bpos + k + c) % n_ranks);
 }
 
-/* sum64: order-sensitive 64-bit checksum of bytes (multiple of 2), cheap on AVX-512 and in one GPU pass, and additive over
- * ranges, so that it can be computed in any order by parallel workers. The data is read as little-endian 32-bit words
- * w_0..w_{n-1} (a trailing 16-bit half is zero-extended):
+/* sum64: order-sensitive 64-bit checksum of bytes (multiple of 2), cheap on AVX-512 and in one GPU pass, and additive
+ * over ranges, so that it can be computed in any order by parallel workers. The data is read as little-endian 32-bit
+ * words w_0..w_{n-1} (a trailing 16-bit half is zero-extended):
+ *
  *     a = sum w_i,  b = sum (i+1) * w_i   (both mod 2^64),   sum64 = b ^ rotl(a, 32) ^ (bytes * 0x9e3779b97f4a7c15)
+ *
  * Every backend (CPU, CUDA) computes exactly this. */
 uint64_t sl_sum64(const void *data, uint64_t bytes);
 #endif

@@ -1,5 +1,5 @@
-/* log: the one log stream. Every process writes whole lines with one write(2) to its stderr, which the supervisor set to
- * the journal or the log file (O_APPEND), so lines of several processes never mix within a line.
+/* log: the one log stream. Every process writes whole lines with one write(2) to its stderr, which the supervisor set
+ * to the journal or the log file (O_APPEND), so lines of several processes never mix within a line.
  *
  *   2026-01-31T12:00:00.123Z INFO  gather[4711] batch 17: 12 rows ok rows=12 tokens=2048
  *

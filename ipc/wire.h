@@ -4,35 +4,40 @@
  *
  * Feed (feeder ROUTER, client DEALER; ipc:// with mode 0600 by default, tcp:// only with CURVE keys):
  *  client -> feeder
- *   {t:"hello", v:1, dataset:str, client:str}              -> {t:"welcome", v:1, credit:u32, run:u64, max_length:u32, vocab:u32, store:str}
+ *   {t:"hello", v:1, dataset:str, client:str}
+ *        answered by {t:"welcome", v:1, credit:u32, run:u64, max_length:u32, vocab:u32, store:str}
  *   {t:"rows", rows:[ROW, ...]}    at most `credit` rows outstanding (sent, not yet accepted/rejected/known)
- *     ROW = {n:u64 row number in the data set, j:bin the JSON line as it stands}       (text, messages, input_ids, ...)
- *         | {n:u64, ids:bin int32 LE, mask:bin u8 (optional), id:str (optional)}       (token ids, no parsing)
+ *        ROW = {n:u64 row number in the data set, j:bin the JSON line as it stands}   (text, messages, input_ids, ...)
+ *            | {n:u64, ids:bin int32 LE, mask:bin u8 (optional), id:str (optional)}   (token ids, no parsing)
  *   {t:"flush"}                    everything sent before forms batches now; also ends a stream
- *   {t:"ping"}                     -> {t:"pong"}
+ *   {t:"ping"}                     answered by {t:"pong"}
  *  feeder -> client
- *   {t:"ack", acc:[[n, parts, tokens]...], known:[n...], rej:[[n, part, reason:str, message:str]...]}   after intake.log is durable
- *   {t:"done", ok:[n...], rej:[[n, verdict:str, detail:str]...]}                        after commit.log is durable
+ *   {t:"ack", acc:[[n, parts, tokens]...], known:[n...], rej:[[n, part, reason:str, message:str]...]}
+ *                                  after intake.log is durable
+ *   {t:"done", ok:[n...], rej:[[n, verdict:str, detail:str]...]}
+ *                                  after commit.log is durable
  *   {t:"flushed"}
  *   {t:"err", code:str, msg:str}   the message could not be used; the connection stays usable
- * A row pushed again with the same content is `known` (and reported in `done` again when it is durable); with other
- * content it is rejected CONFLICT. When the feeder restarts the client sees silence, sends hello again and re-sends what
- * was not acked: harmless by the rule before.
  *
- * Control (sluiced REP at sock_control): {t:"status"} -> status map, {t:"drain"} -> {ok:true}, {t:"ping"}, {t:"config"}.
- * Progress (sluiced PUB at sock_progress): one status map every 250 ms, and events {t:"event", lv, who, msg}.
- * Status map: see daemon/status.h; the same map is what `sluice status --json` and `sluice monitor --json` print. */
+ * A row pushed again with the same content is `known` (and reported in `done` again when it is durable); with other
+ * content it is rejected CONFLICT. When the feeder restarts the client sees silence, sends hello again and re-sends
+ * what was not acked: harmless by the rule before.
+ *
+ * Control (sluiced REP at sock_control): {t:"status"} gives the status map, {t:"drain"} gives {ok:true}; {t:"ping"},
+ * {t:"config"}. Progress (sluiced PUB at sock_progress): one status map every 250 ms, and events
+ * {t:"event", lv, who, msg}. Status map: see daemon/status.h; the same map is what `sluice status --json` and
+ * `sluice monitor --json` print. */
 #ifndef SL_IPC_WIRE_H
 #define SL_IPC_WIRE_H
 #include "ipc/err.h"
 #include <stdint.h>
 #include <msgpack.h>
 #define SL_WIRE_VERSION 1
-#define SL_WIRE_MAX (64u << 20)
-#define SL_WIRE_DEPTH 32
+#define SL_WIRE_MAX     (64u << 20)
+#define SL_WIRE_DEPTH   32
 
-/* Unpack one msgpack object that must fill the buffer exactly and be a map; refuses depth > SL_WIRE_DEPTH and sizes that
- * exceed the buffer. The result points into `zone`/buf; free with msgpack_unpacked_destroy. */
+/* Unpack one msgpack object that must fill the buffer exactly and be a map; refuses depth > SL_WIRE_DEPTH and sizes
+ * that exceed the buffer. The result points into `zone`/buf; free with msgpack_unpacked_destroy. */
 int sl_wire_unpack(msgpack_unpacked *out, const void *buf, size_t len, sl_err *err);
 /* Field look-up in a map; NULL when absent. */
 const msgpack_object *sl_wire_get(const msgpack_object *map, const char *key);

@@ -5,36 +5,38 @@
  * descriptor's fault its row, a fault of the batch as a whole (bad kind, wrong batch number, END that counts wrong)
  * every row. When a row has several faults the one named first below wins, because it explains the ones after it.
  *
- *   verdict         is given when                                                       sample.detail (k, token: where)
- *   POISON          the batch was in flight at two deaths of its group in a row          0
- *   EPOCH           a descriptor carries an epoch that the group has not reached, or an  the epoch found
- *                   older one after newer ones of the same rank
- *   SHAPE           chunk width is not H, or rows*H*elem_size does not fit the payload   the width, or bytes, found
- *                   slot, or the payload slot itself is out of place
- *   MISSING_SHARD   the owner's chunk (k, c) did not come, or came without payload       the owing rank
- *   ORDER           k, c or rank out of range or against the agreed order; label (hidx)  the label found, or k << 32 |
- * c of is not that of capture k; payload from a rank that does not own the  the place where the content chunk; the
- * payload's checksum is not its own fingerprint but that    belongs, or the kind, position or of another chunk of this
- * or the previous batch; a rank's             row index found fingerprint is that of another chunk on the other ranks;
- * ROW out of order or from another rank than 0; batch number or position wrong COUNT           ROW.T or the rows of a
- * chunk differ from what was asked; a           the number found fingerprint or ROW is missing; a chunk came twice; END
- * counts wrong TOKENS          ROW.token_sum is not sl_sum64 of the ids that were asked for         the sum found
- *   NONFINITE       NaN or Inf in the payload (counted here, not believed)               how many in this row and
- * capture CONSTANT        see below                                                            sl_constant << 32 |
- * number CHECKSUM        sl_sum64 of the payload is not the fingerprint its rank made         the sum found
- *   RANKS_DISAGREE  fingerprints of chunk (k, c) differ between ranks                    the odd rank; 0xffff: no
- * majority
+ *   POISON     the batch was in flight at two deaths of its group in a row. detail: 0
+ *   EPOCH      a descriptor carries an epoch that the group has not reached, or an older one after newer ones of the
+ *              same rank. detail: the epoch found
+ *   SHAPE      a chunk's width is not H, or rows*H*elem_size does not fit the payload slot, or the payload slot itself
+ *              is out of place. detail: the width, or the bytes, found
+ *   ORDER      k, c or rank out of range or against the agreed order; a label (hidx) that is not that of capture k;
+ *              payload from a rank that does not own the chunk; a payload whose checksum is not its own fingerprint
+ *              but that of another chunk of this or the previous batch; a rank's fingerprint that other ranks have for
+ *              another chunk; ROW out of order or from another rank than 0; false kind, position or batch number.
+ *              detail: the label, index, rank or number found; for content in another's place, where it belongs:
+ *              k << 32 | c, with SL_DETAIL_PREVIOUS when that is in the batch before
+ *   MISSING_SHARD  the owner's chunk (k, c) did not come, or came without payload. detail: the owing rank
+ *   COUNT      ROW.T or the rows of a chunk differ from what was asked; a fingerprint or ROW is missing; a chunk came
+ *              twice; END is missing or counts wrong. detail: the number found
+ *   TOKENS     ROW.token_sum is not sl_sum64 of the ids that were asked for. detail: the sum found
+ *   NONFINITE  NaN or Inf in the payload (counted here, not believed). detail: how many in this row and capture
+ *   CONSTANT   see below. detail: sl_constant << 32 | number
+ *   CHECKSUM   sl_sum64 of the payload is not the fingerprint its rank made. detail: the sum found
+ *   RANKS_DISAGREE  the ranks' fingerprints of chunk (k, c) differ. detail: the odd rank; 0xffff: no majority
  *
  * CONSTANT looks for states that carry nothing of their token. Legitimate repetitions are not faults: embeddings (H[0])
  * repeat with their token; a row of one repeated token has the same state everywhere; equal rows and shared prefixes
- * have equal states. So (a state's identity is the checksum of its bytes, "captured" means H[1] and above): ZERO      a
- * captured state of all zeros; in H[0], a whole row of zeros                          number: states REPEATED  more
- * than two neighbours with different ids but the same captured state               number: pairs LAYERS    two captures
- * of the row are equal in every token                                      number: other k ROWS      a captured row
- * equals one of the last SL_HISTORY_ROWS accepted rows whose ids differ  number: rows ago OTHER_ID  captured states
- * that were seen before as the state of a different token id: more      number: states than two, or more than half of
- * the row (the state of an earlier sample, at any offset) The last two need a memory, which holds accepted rows only
- * and starts empty after a restart. OTHER_ID watches at most SL_HISTORY_CAPTURES captures, the deepest among them.
+ * have equal states. So (a state's identity is the checksum of its bytes; "captured" means H[1] and above; "number" is
+ * the lower half of detail):
+ *   ZERO       a captured state of all zeros; in H[0], a whole row of zeros. number: states
+ *   REPEATED   more than two neighbours with different ids but the same captured state. number: pairs
+ *   LAYERS     two captures of the row are equal in every token. number: the other k
+ *   ROWS       a captured row equals one of the last SL_HISTORY_ROWS accepted rows, whose ids differ. number: rows ago
+ *   OTHER_ID   captured states that were seen before as the state of a different token id, more than two or more than
+ *              half of the row: the states of an earlier sample, at any offset. number: states
+ * The last two need a memory, which holds accepted rows only and starts empty after a restart. OTHER_ID watches at most
+ * SL_HISTORY_CAPTURES captures, the deepest among them.
  *
  * Nothing here trusts a number from a descriptor. The checker never allocates per descriptor and never fails on
  * content. */
@@ -42,7 +44,7 @@
 #define SL_GATHER_VALIDATE_H
 #include "ipc/boot.h"
 
-#define SL_DETAIL_PREVIOUS  (1ull << 63) /* ORDER: the place is in the batch before */
+#define SL_DETAIL_PREVIOUS  (1ull << 63)
 #define SL_HISTORY_ROWS     64
 #define SL_HISTORY_CAPTURES 8
 
