@@ -89,13 +89,13 @@ static int from_folder(sl_template *t, const char *dir, sl_err *err) {
     json_error_t e;
     json_t *j;
     snprintf(path, sizeof path, "%.4000s/special_tokens_map.json", dir);
-    if ((j = json_load_file(path, 0, NULL))) {
+    if ((j = json_load_file(path, JSON_DECODE_INT_AS_REAL, NULL))) {
         take_special(t, j);
         json_decref(j);
     }
     snprintf(path, sizeof path, "%.4000s/tokenizer_config.json", dir);
     if (!access(path, F_OK)) {
-        if (!(j = json_load_file(path, 0, &e)))
+        if (!(j = json_load_file(path, JSON_DECODE_INT_AS_REAL, &e)))
             return sl_err_set(err, SL_ECONFIG, "%s line %d: %s", path, e.line, e.text);
         take_special(t, j);
         int rc = take_named(t, json_object_get(j, "chat_template"), path, err);
@@ -103,7 +103,7 @@ static int from_folder(sl_template *t, const char *dir, sl_err *err) {
         if (rc) return rc;
     }
     snprintf(path, sizeof path, "%.4000s/chat_template.json", dir);
-    if ((j = json_load_file(path, 0, NULL))) {
+    if ((j = json_load_file(path, JSON_DECODE_INT_AS_REAL, NULL))) {
         int rc = take_named(t, json_object_get(j, "chat_template"), path, err);
         json_decref(j);
         if (rc) return rc;
