@@ -246,10 +246,14 @@ static void fill_gemma3(meta *m, sl_spec *s) {
     if (s->n_layers == 62) s->attn_scale = (float)(1 / sqrt((double)s->width / s->heads));
     s->rope[1] = (sl_rope_spec){.theta = num(m, "rope.freq_base_swa", 10000), .truncate = 1};
     if (!(s->rope[1].theta > 1)) fail(m, "rope.freq_base_swa", "too small", "a number above 1");
-    int32_t window = i32(m, "attention.sliding_window", NAN, 1 << 30),
-            pattern = i32(m, "attention.sliding_window_pattern", 6, SL_MAX_LAYERS);
+    int32_t window = i32(m, "attention.sliding_window", NAN, 1 << 30);
+    /* One number, or a flag for each layer; without either every sixth layer is global. */
+    const char *key = "gemma3.attention.sliding_window_pattern";
+    int listed = sl_gguf_arr_len(m->g, key) == (uint64_t)s->n_layers;
+    int32_t pattern = listed ? 1 : i32(m, "attention.sliding_window_pattern", 6, SL_MAX_LAYERS);
     for (int32_t i = 0; i < s->n_layers; i++) {
-        int local = (i + 1) % pattern != 0;
+        double flag = 0;
+        int local = listed ? !sl_gguf_arr_num(m->g, key, (uint64_t)i, &flag) && flag != 0 : (i + 1) % pattern != 0;
         s->layer[i].window = local ? window : 0;
         s->layer[i].rope = local;
     }
