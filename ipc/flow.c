@@ -27,7 +27,8 @@ static int check_rows(const sl_desc_input *d, const sl_batch_row *rows, uint64_t
         t += r->T;
         if (r->mask_sum > r->T)
             return sl_err_set(err, SL_EINTERNAL, "row %u has %u supervised tokens of %u", i, r->mask_sum, r->T);
-        if (r->id_len > MAX_ROW_ID || (r->id_len && (r->id_off < strings || r->id_off > d->bytes - r->id_len)))
+        if (r->id_len > MAX_ROW_ID ||
+            (r->id_len && (r->id_off < strings || (uint64_t)r->id_off + r->id_len > d->bytes)))
             return sl_err_set(err, SL_EINTERNAL, "row %u: id string at %u+%u is outside [%" PRIu64 ", %" PRIu64 ")", i,
                               r->id_off, r->id_len, strings, d->bytes);
     }

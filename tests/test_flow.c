@@ -122,6 +122,7 @@ static void batch_views(void **state) {
     BREAK(r[0].id_off = 0xffffffff);
     BREAK(r[2].id_len = 2);
     BREAK(r[0].id_len = 257);
+    BREAK((r[0].id_len = 256, r[0].id_off = 0xf0000000)); /* more than the bytes there are */
     make_batch();
     slot_words[3] ^= 1;
     assert_int_equal(parse(), SL_EINTERNAL);
