@@ -11,4 +11,7 @@ int sl_cmd_check(int argc, char **argv);
 int sl_cmd_bench(int argc, char **argv);
 int sl_cmd_inspect(int argc, char **argv);
 int sl_cmd_tokenize(int argc, char **argv);
+int sl_cmd_mask_report(int argc, char **argv);
+int sl_cmd_verify(int argc, char **argv);
+int sl_cmd_cat(int argc, char **argv);
 #endif

@@ -15,5 +15,6 @@ int main(int argc, char **argv) {
     if (sl_stage_open(&st, argc, argv, SL_ROLE_WRITER, &err) || sl_writer_open(&w, &st, &err) || sl_writer_run(w, &err))
         return sl_stage_fail(&st, &err);
     sl_writer_close(w);
+    sl_metrics_detach(st.metrics);
     return 0;
 }

@@ -79,8 +79,8 @@ int sl_reader_open(sl_reader **out, const char *store, sl_err *err) {
         sl_reader_close(r);
         return rc;
     }
-    qsort(r->rows.v, r->rows.n, sizeof *r->rows.v, by_seq);
-    qsort(r->rejects.v, r->rejects.n, sizeof *r->rejects.v, by_seq);
+    if (r->rows.n) qsort(r->rows.v, r->rows.n, sizeof *r->rows.v, by_seq);
+    if (r->rejects.n) qsort(r->rejects.v, r->rejects.n, sizeof *r->rejects.v, by_seq);
     *out = r;
     return 0;
 }

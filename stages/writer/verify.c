@@ -350,7 +350,7 @@ static int check_shards(look *l, sl_err *err) {
         const sl_commit_rec *c = sl_reader_row(l->r, i);
         p[i] = (place){c->off, c->len, c};
     }
-    qsort(p, n, sizeof *p, by_shard);
+    if (n) qsort(p, n, sizeof *p, by_shard);
     snprintf(path, sizeof path, "%s/shards", l->store);
     DIR *d = opendir(path);
     for (struct dirent *e; d && (e = readdir(d));) {

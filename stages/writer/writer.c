@@ -71,11 +71,12 @@ static void on_pause(void *arg, bool paused, uint64_t need, uint64_t have) {
     sl_metrics *m = w->st->metrics;
     if (paused)
         sl_log(SL_WARN,
-               "%s: the disk is full: %" PRIu64 " MB free, %" PRIu64 " MB needed (of which %" PRIu64
-               " MB are the reserve). The flow is paused and nothing is lost; make room and it goes on by itself",
-               w->b->store, have >> 20, need >> 20, w->b->reserve_bytes >> 20);
+               "%s: the disk is full: %.1f MB free, %.1f MB needed (of which %.1f MB are the reserve). The flow is "
+               "paused and "
+               "nothing is lost; make room and it goes on by itself",
+               w->b->store, (double)have / 1e6, (double)need / 1e6, (double)w->b->reserve_bytes / 1e6);
     else
-        sl_log(SL_INFO, "%s: there is room again (%" PRIu64 " MB free): going on", w->b->store, have >> 20);
+        sl_log(SL_INFO, "%s: there is room again (%.1f MB free): going on", w->b->store, (double)have / 1e6);
     sl_metric_set(m, SL_M_STATE, paused ? SL_ST_PAUSED : w->draining ? SL_ST_DRAINING : SL_ST_RUNNING);
     sl_metric_set(m, SL_M_PAUSED, paused);
     sl_metric_set(m, SL_M_FREE_BYTES, have);
