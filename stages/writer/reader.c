@@ -392,8 +392,9 @@ static int check_ids(sl_reader *r, uint64_t i, sl_err *err) {
     int32_t *a = malloc(T * 4), *b = malloc(T * 4);
     uint8_t *ma = malloc(T), *mb = malloc(T);
     int64_t *w = malloc(T * 8);
+    char ia[257], ib[257];
     int rc = a && b && ma && mb && w ? 0 : sl_err_set(err, SL_ETEMP, "no memory");
-    if (!rc) rc = meta_from_intake(r, c, a, ma, NULL, err);
+    if (!rc) rc = meta_from_intake(r, c, a, ma, ia, err);
     if (!rc && files) {
         rc = sl_src_read(&r->src, at, w, T * 8, err);
         if (!rc) rc = sl_src_read(&r->src, at + T * 8, mb, T, err);
@@ -402,11 +403,14 @@ static int check_ids(sl_reader *r, uint64_t i, sl_err *err) {
                 rc = sl_err_set(err, SL_EDATA, "%s: token_ids[%" PRIu64 "] is %" PRId64 ", %d was accepted",
                                 r->open_name, t, w[t], a[t]);
     } else if (!rc) {
-        rc = sl_reader_meta(r, i, b, mb, NULL, err);
+        rc = sl_reader_meta(r, i, b, mb, ib, err);
         if (!rc && memcmp(a, b, T * 4))
             rc = sl_err_set(err, SL_EDATA, "%s: row %" PRIu64 ": token ids are not those that were accepted",
                             r->open_name, c->row);
     }
+    if (!rc && !files && strcmp(ia, ib))
+        rc = sl_err_set(err, SL_EDATA, "%s: row %" PRIu64 ": the id is '%s', '%s' was accepted", r->open_name, c->row,
+                        ib, ia);
     if (!rc && memcmp(ma, mb, T))
         rc = sl_err_set(err, SL_EDATA, "%s: row %" PRIu64 ": the loss mask is not that which was accepted",
                         r->open_name, c->row);
