@@ -1,38 +1,41 @@
-/* sluice tokenize: what a model's tokenizer makes of texts. Needs the tokenizer's files only, no weights. */
+/* sluice tokenize: what the feeder makes of rows: rendered text, token ids, and which tokens are supervised. Needs the
+ * tokenizer's files only, no weights. */
 #include "tools/cli.h"
 #include "tools/commands.h"
-#include "stages/feeder/tokenizer.h"
-#include <errno.h>
-#include <jansson.h>
-#include <stdlib.h>
+#include "tools/prep_cli.h"
 #include <string.h>
+#include <unistd.h>
 
 static struct {
-    const char *model;
+    sl_prep_opts prep;
     bool json, text, special, plain;
+    const char *color;
 } o;
 
 static const sl_cli_opt opts[] = {
-    {"model", 'm', SL_CLI_STR, "DIR|FILE",
-     "model folder (tokenizer.json, or tiktoken.model with tokenizer_config.json), one of those files, or a .gguf",
-     &o.model, .required = true},
-    {"text", 0, SL_CLI_FLAG, NULL, "the whole input is one text, not JSON lines", &o.text},
-    {"json", 0, SL_CLI_FLAG, NULL, "print one JSON object a row: text, input_ids, or rejected with the reason",
+    SL_PREP_OPTS(o.prep),
+    {"json", 0, SL_CLI_FLAG, NULL,
+     "print one JSON object a row: text, input_ids, loss_mask; or rejected (its name) and reason (a sentence)",
      &o.json},
+    {"text", 0, SL_CLI_FLAG, NULL, "the whole input is one text, not JSON lines", &o.text},
     {"add-special", 0, SL_CLI_FLAG, NULL,
-     "add the tokens that the model puts around a text (BOS), as for rows of plain text", &o.special},
+     "add the tokens that the model puts around a plain text (BOS), as the feeder does for rows of text", &o.special},
     {"no-parse-special", 0, SL_CLI_FLAG, NULL,
-     "special tokens written in the text stay text; by default they become control tokens", &o.plain},
+     "special tokens written in plain text stay text; by default they become control tokens", &o.plain},
+    {"color", 0, SL_CLI_CHOICE, "auto|always|never", "mark supervised text by colour, or else by [[ ]]. Default auto",
+     &o.color},
     {0}};
 
 static const sl_cli cli = {
     "sluice tokenize",
     "FILE|-",
-    "show the token ids of texts",
-    "Reads JSON lines with a \"text\" member from FILE or standard input and prints the ids that the model's own "
-    "tokenizer gives. Rows that "
-    "cannot be encoded are named with their line; the exit status is then 1.\n\n"
-    "Without --json a row shows as its ids, each followed by the piece of text that it stands for.",
+    "show the token ids and the loss mask of rows",
+    "Reads rows (JSON lines: messages, conversations, prompt and completion, text, or input_ids) from FILE or standard "
+    "input and shows what the feeder would make of them: the text that the model's chat template renders, the ids of "
+    "the model's own tokenizer, and the tokens that are supervised. The loss mask lies on the token itself, not "
+    "shifted. Rows that cannot be used are named with their line and the reason; the exit status is then 1.\n\n"
+    "Without --json a row shows as its text, supervised spans in colour, and its ids.",
+    "sluice tokenize --model ~/models/Qwen3-8B train.jsonl | less -R\n"
     "sluice tokenize --model ~/models/Qwen3-8B --json rows.jsonl\n"
     "echo 'Hello there' | sluice tokenize --model model.gguf --text -",
     opts,
@@ -40,142 +43,116 @@ static const sl_cli cli = {
     1};
 
 typedef struct job {
-    sl_tokenizer *t;
-    sl_tok_scratch *s;
-    sl_ids ids;
-    uint64_t line, rows, rejected;
+    const char *on, *off;
+    uint64_t rows, rejected;
 } job;
 
-static void print_piece(const sl_tokenizer *t, int32_t id) {
-    size_t n;
-    const char *p = sl_tokenizer_piece(t, id, &n);
-    for (size_t i = 0; p && i < n; i++) {
-        unsigned char c = (unsigned char)p[i];
-        if (c == '\n')
-            fputs("\\n", stdout);
-        else if (c == '\t')
-            fputs("\\t", stdout);
-        else if (c < 32 || c == 127)
+static json_t *numbers(const sl_part *p, bool mask) {
+    json_t *a = json_array();
+    for (uint32_t i = 0; i < p->T; i++) json_array_append_new(a, json_integer(mask ? p->mask[i] : p->ids[i]));
+    return a;
+}
+
+static void show_json(uint64_t line, uint32_t part, const sl_prepared *row) {
+    const sl_part *p = &row->parts[part];
+    json_t *o1 = json_object();
+    json_object_set_new(o1, "line", json_integer((json_int_t)line));
+    if (row->n > 1) json_object_set_new(o1, "part", json_integer(part));
+    if (row->id_len) json_object_set_new(o1, "id", json_stringn(row->id, row->id_len));
+    if (p->reason) {
+        json_object_set_new(o1, "rejected", json_string(sl_reason_name(p->reason)));
+        json_object_set_new(o1, "reason", json_stringn(p->why, sl_utf8_check(p->why, strlen(p->why))));
+    }
+    if (p->text) json_object_set_new(o1, "text", json_stringn(p->text, p->text_len));
+    if (p->T) {
+        json_object_set_new(o1, "input_ids", numbers(p, false));
+        if (!p->reason || p->reason == SL_R_UNSUPERVISED) json_object_set_new(o1, "loss_mask", numbers(p, true));
+    }
+    if (!p->reason) json_object_set_new(o1, "mask_from", json_string(p->how));
+    if (p->flags & SL_PART_TRUNCATED) json_object_set_new(o1, "truncated", json_true());
+    if (row->warn[0])
+        json_object_set_new(o1, "warning", json_stringn(row->warn, sl_utf8_check(row->warn, strlen(row->warn))));
+    json_dumpf(o1, stdout, JSON_COMPACT);
+    putchar('\n');
+    json_decref(o1);
+}
+
+static void put_text(const char *s, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        unsigned char c = (unsigned char)s[i];
+        if ((c < 32 && c != '\n' && c != '\t') || c == 127)
             printf("\\x%02x", c);
         else
             putchar(c);
     }
 }
 
-static void show_json(const job *j, const char *text, size_t n) {
-    json_t *root = json_object(), *ids = json_array();
-    for (size_t i = 0; i < j->ids.n; i++) json_array_append_new(ids, json_integer(j->ids.ids[i]));
-    json_object_set_new(root, "line", json_integer((json_int_t)j->line));
-    json_object_set_new(root, "text", json_stringn(text, n));
-    json_object_set_new(root, "input_ids", ids);
-    json_dumpf(root, stdout, JSON_COMPACT);
+/* The text, in runs of equal mask. The tokens say where a run starts. */
+static void show_text(const job *j, const sl_part *p) {
+    for (uint32_t i = 0; i < p->T;) {
+        uint32_t k = i;
+        while (k < p->T && p->mask[k] == p->mask[i]) k++;
+        size_t a = p->off[i], b = k < p->T ? p->off[k] : p->text_len;
+        if (p->mask[i]) fputs(j->on, stdout);
+        put_text(p->text + a, b - a);
+        if (p->mask[i]) fputs(j->off, stdout);
+        i = k;
+    }
     putchar('\n');
-    json_decref(root);
 }
 
-static void show_plain(const job *j) {
-    printf("# line %llu: %zu tokens\n", (unsigned long long)j->line, j->ids.n);
-    for (size_t i = 0; i < j->ids.n; i++) {
-        printf("%8d  ", j->ids.ids[i]);
-        print_piece(j->t, j->ids.ids[i]);
-        putchar('\n');
+static void show_ids(const job *j, const sl_part *p) {
+    for (uint32_t i = 0; i < p->T; i++) {
+        bool start = p->mask[i] && (i == 0 || !p->mask[i - 1]), end = p->mask[i] && (i + 1 == p->T || !p->mask[i + 1]);
+        printf("%s%s%d%s", i ? " " : "", start ? j->on : "", p->ids[i], end ? j->off : "");
     }
+    putchar('\n');
 }
 
-static void reject(job *j, const char *why) {
-    j->rejected++;
-    if (o.json) {
-        json_t *root = json_pack("{s:I, s:s}", "line", (json_int_t)j->line, "rejected", why);
-        json_dumpf(root, stdout, JSON_COMPACT);
-        putchar('\n');
-        json_decref(root);
-    } else
-        printf("# line %llu: rejected: %s\n", (unsigned long long)j->line, why);
-}
-
-static void encode(job *j, const char *text, size_t n) {
-    sl_err err = {0};
-    j->rows++;
-    j->ids.n = 0;
-    if (sl_tokenizer_encode(j->t, j->s, text, n, o.special, !o.plain, &j->ids, &err))
-        reject(j, err.msg);
-    else if (o.json)
-        show_json(j, text, n);
+static void show_plain(const job *j, uint64_t line, uint32_t part, const sl_prepared *row) {
+    const sl_part *p = &row->parts[part];
+    printf("# line %llu", (unsigned long long)line);
+    if (row->n > 1) printf(", part %u", part);
+    if (row->id_len) printf(", id %.*s", (int)row->id_len, row->id);
+    if (p->reason)
+        printf(": rejected %s: %s\n", sl_reason_name(p->reason), p->why);
     else
-        show_plain(j);
+        printf(": %u tokens, %u supervised (%s)%s\n", p->T, p->mask_sum, p->how,
+               p->flags & SL_PART_TRUNCATED ? ", truncated" : "");
+    if (row->warn[0]) printf("# warning: %s\n", row->warn);
+    if (p->text && p->T) show_text(j, p);
+    if (p->T && (!p->reason || p->text)) show_ids(j, p);
+    putchar('\n');
 }
 
-static void line_of_json(job *j, const char *line, size_t n) {
-    json_error_t je;
-    json_t *root = json_loadb(line, n, JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES, &je);
-    const json_t *text = json_object_get(root, "text");
-    if (root && json_is_string(text))
-        encode(j, json_string_value(text), json_string_length(text));
-    else {
-        char why[256];
-        j->rows++;
-        if (!root)
-            snprintf(why, sizeof why, "not JSON: %s (column %d)", je.text, je.column);
+static void show(void *arg, uint64_t line, const char *text, size_t n, const sl_prepared *row) {
+    job *j = arg;
+    bool bad = false;
+    (void)text;
+    (void)n;
+    for (uint32_t i = 0; i < row->n; i++) {
+        bad |= row->parts[i].reason != SL_R_NONE;
+        if (o.json)
+            show_json(line, i, row);
         else
-            snprintf(why, sizeof why, "no \"text\" string in the row");
-        reject(j, why);
+            show_plain(j, line, i, row);
     }
-    json_decref(root);
-}
-
-static int read_lines(job *j, FILE *f) {
-    char *line = NULL;
-    size_t cap = 0;
-    ssize_t n;
-    while ((n = getline(&line, &cap, f)) >= 0) {
-        j->line++;
-        if (n && line[n - 1] == '\n') n--;
-        if (n) line_of_json(j, line, (size_t)n);
-    }
-    free(line);
-    return ferror(f) ? -1 : 0;
-}
-
-static int read_whole(job *j, FILE *f) {
-    char *text = NULL;
-    size_t n = 0, cap = 0;
-    j->line = 1;
-    while (!feof(f) && !ferror(f)) {
-        if (n == cap) {
-            char *p = realloc(text, cap = cap * 2 + 65536);
-            if (!p) break;
-            text = p;
-        }
-        n += fread(text + n, 1, cap - n, f);
-    }
-    bool ok = feof(f) != 0 && !ferror(f);
-    if (ok) encode(j, text, n);
-    free(text);
-    return ok ? 0 : -1;
-}
-
-static int run(job *j, const char *path, sl_err *err) {
-    FILE *f = strcmp(path, "-") ? fopen(path, "r") : stdin;
-    if (!f) return sl_err_sys(err, SL_EUSAGE, errno, "opening %s", path);
-    int rc = o.text ? read_whole(j, f) : read_lines(j, f);
-    if (f != stdin) fclose(f);
-    if (rc) return sl_err_sys(err, SL_ETEMP, errno, "reading %s", path);
-    return fflush(stdout) || ferror(stdout) ? sl_err_sys(err, SL_ETEMP, errno, "writing the result") : 0;
+    j->rows++;
+    j->rejected += bad;
 }
 
 int sl_cmd_tokenize(int argc, char **argv) {
     int n = 0;
     int rc = sl_cli_parse(&cli, argc, argv, &n);
     if (rc != SL_CLI_GO) return rc;
+    bool color = o.color && strcmp(o.color, "auto") ? !strcmp(o.color, "always") : isatty(1);
+    job j = {.on = color ? "\033[1;32m" : "[[", .off = color ? "\033[0m" : "]]"};
     sl_err err = {0};
-    job j = {0};
-    rc = sl_tokenizer_load(&j.t, o.model, &err);
-    if (!rc && !(j.s = sl_tok_scratch_new())) rc = sl_err_set(&err, SL_ETEMP, "out of memory");
-    if (!rc) rc = run(&j, argv[1], &err);
-    free(j.ids.ids);
-    free(j.ids.off);
-    sl_tok_scratch_free(j.s);
-    sl_tokenizer_free(j.t);
+    sl_prep_cli p;
+    rc = sl_prep_cli_open(&p, &o.prep, (sl_prep_cfg){.keep_text = true, .text_bare = !o.special, .text_plain = o.plain},
+                          &err);
+    if (!rc) rc = sl_prep_cli_each(&p, argv[1], o.text, show, &j, &err);
+    sl_prep_cli_close(&p);
     if (rc) return sl_cli_fail(&err);
     if (j.rejected)
         fprintf(stderr, "%llu of %llu rows rejected\n", (unsigned long long)j.rejected, (unsigned long long)j.rows);

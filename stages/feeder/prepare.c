@@ -155,9 +155,11 @@ static void keep_text(const sl_prep_cfg *c, sl_part *part, const char *text, siz
     if (ids->n && ids->off) memcpy(part->off, ids->off, ids->n * sizeof *part->off);
 }
 
-static sl_reason encode(sl_preparer *p, const char *text, size_t len, bool add_special, sl_ids *ids, sl_err *why) {
+static sl_reason encode(sl_preparer *p, const char *text, size_t len, bool add_special, bool parse_special, sl_ids *ids,
+                        sl_err *why) {
     ids->want_off = true;
-    if (sl_tokenizer_encode(p->cfg.tok, p->scratch, text, len, add_special, true, ids, why)) return SL_R_ENCODING;
+    if (sl_tokenizer_encode(p->cfg.tok, p->scratch, text, len, add_special, parse_special, ids, why))
+        return SL_R_ENCODING;
     if (ids->n >= UINT32_MAX) return sl_refuse(why, SL_R_TOO_BIG, "the row has %zu tokens", ids->n);
     return SL_R_NONE;
 }
@@ -165,7 +167,7 @@ static sl_reason encode(sl_preparer *p, const char *text, size_t len, bool add_s
 static void prepare_text(sl_preparer *p, const sl_row *row, sl_prepared *out) {
     sl_ids ids = {0};
     sl_err e;
-    sl_reason r = encode(p, row->text, row->text_len, true, &ids, &e);
+    sl_reason r = encode(p, row->text, row->text_len, !p->cfg.text_bare, !p->cfg.text_plain, &ids, &e);
     uint8_t *mask = r ? NULL : malloc(ids.n + 1);
     if (r)
         refuse(out, r, &e);
@@ -193,7 +195,7 @@ static void prepare_chat(sl_preparer *p, const sl_row *row, size_t n_messages, b
     bool all = c->train_on == SL_TRAIN_ALL && !only_last;
     sl_reason r = sl_chat_render(p->chat, row->messages, n_messages, row->tools, row->documents, !all, &t, &e);
     if (t.warn[0]) snprintf(out->warn, sizeof out->warn, "%s", t.warn);
-    sl_reason enc = t.text ? encode(p, t.text, t.len, false, &ids, r ? &e2 : &e) : SL_R_NONE;
+    sl_reason enc = t.text ? encode(p, t.text, t.len, false, true, &ids, r ? &e2 : &e) : SL_R_NONE;
     if (!r) r = enc;
     uint8_t *mask = calloc(ids.n + 1, 1);
     if (!mask) abort();

@@ -35,7 +35,9 @@ typedef struct sl_prep_cfg {
     uint32_t train_on;  /* sl_train_on */
     uint32_t per_turn;  /* 0 or 1 */
     uint32_t reasoning; /* sl_reasoning_mode */
-    bool keep_text;     /* sl_prepared.text is wanted (tokenize) */
+    bool keep_text;     /* sl_part.text and off are wanted (tokenize) */
+    bool text_bare;     /* rows of text: without the tokens that the post-processor adds (BOS) */
+    bool text_plain;    /* rows of text: special tokens written in it stay text */
 } sl_prep_cfg;
 
 typedef struct sl_part {
