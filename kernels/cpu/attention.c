@@ -11,7 +11,7 @@
 #include <string.h>
 
 enum {
-    KB = 128,              /* keys a block; a multiple of every nr */
+    KB = 256,              /* keys a block; a multiple of every nr */
     SHORT = 256,           /* sequences up to this length are one item a kv head */
     TILES = 6,             /* query tiles that share a pass over the keys */
     QT = 8,                /* query tiles (of mr rows) of one head in an item */

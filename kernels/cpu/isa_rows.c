@@ -42,9 +42,7 @@ float FN(sl_row_softmax_step)(float *s, int32_t n, int32_t lo, int32_t hi, float
         vf x = vf_load(s + i);
         vm = vf_sel(x > vm, x, vm);
     }
-    float t[VL], mx = -INFINITY;
-    vf_store(t, vm);
-    for (int j = 0; j < VL; j++) mx = t[j] > mx ? t[j] : mx;
+    float mx = vf_hmax(vm);
     for (; i < n; i++) mx = s[i] > mx ? s[i] : mx;
     mx *= scale;
     float old = *m, now = mx > old ? mx : old;

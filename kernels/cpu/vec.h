@@ -56,12 +56,45 @@ INLINE vf vf_min(vf a, vf b) {
 INLINE vf vf_sel(vi m, vf a, vf b) {
     return (vf)(((vi)a & m) | ((vi)b & ~m));
 }
-INLINE float vf_sum(vf v) { /* fixed tree */
-    float x[VL];
-    memcpy(x, &v, sizeof x);
-    for (int w = VL / 2; w > 0; w /= 2)
-        for (int i = 0; i < w; i++) x[i] += x[i + w];
-    return x[0];
+/* Lanes i ^ 1, i ^ 2, ... of v: butterflies for reductions, a fixed tree. */
+#if VL == 16
+#define LANES(a, b, c, d)                                                                                              \
+    a, b, c, d, (a) + 4, (b) + 4, (c) + 4, (d) + 4, (a) + 8, (b) + 8, (c) + 8, (d) + 8, (a) + 12, (b) + 12, (c) + 12,  \
+        (d) + 12
+#define FLIP8(v) __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7)
+#define FLIP4(v) __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11)
+#elif VL == 8
+#define LANES(a, b, c, d) a, b, c, d, (a) + 4, (b) + 4, (c) + 4, (d) + 4
+#define FLIP4(v)          __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3)
+#else
+#define LANES(a, b, c, d) a, b, c, d
+#endif
+INLINE float vf_sum(vf v) {
+#if VL == 16
+    v += FLIP8(v);
+#endif
+#if VL >= 8
+    v += FLIP4(v);
+#endif
+    v += __builtin_shufflevector(v, v, LANES(2, 3, 0, 1));
+    v += __builtin_shufflevector(v, v, LANES(1, 0, 3, 2));
+    return v[0];
+}
+INLINE float vf_hmax(vf v) { /* NaN lanes are passed over unless all are NaN */
+    vf t;
+#if VL == 16
+    t = FLIP8(v);
+    v = vf_sel(t > v, t, v);
+#endif
+#if VL >= 8
+    t = FLIP4(v);
+    v = vf_sel(t > v, t, v);
+#endif
+    t = __builtin_shufflevector(v, v, LANES(2, 3, 0, 1));
+    v = vf_sel(t > v, t, v);
+    t = __builtin_shufflevector(v, v, LANES(1, 0, 3, 2));
+    v = vf_sel(t > v, t, v);
+    return v[0];
 }
 
 /* bf16 -> f32 */
