@@ -79,7 +79,15 @@ static int compose(sl_rewrite *w, const char *s, size_t a, size_t b, bool *chang
     if ((size_t)n == b - a && !memcmp(out, s + a, b - a))
         sl_rewrite_copy(w, s + a, b - a);
     else {
-        sl_rewrite_put(w, (const char *)out, (size_t)n, a, b - a);
+        /* Characters that came out as they went in, at either end, are no part of the edit. */
+        size_t k = 0, tail = 0, len = (size_t)n;
+        while (k < len && k < b - a && (char)out[k] == s[a + k]) k++;
+        while (k && ((k < len && (out[k] & 0xc0) == 0x80) || (k < b - a && ((uint8_t)s[a + k] & 0xc0) == 0x80))) k--;
+        while (tail < len - k && tail < b - a - k && (char)out[len - 1 - tail] == s[b - 1 - tail]) tail++;
+        while (tail && (out[len - tail] & 0xc0) == 0x80) tail--;
+        sl_rewrite_copy(w, s + a, k);
+        sl_rewrite_put(w, (const char *)out + k, len - k - tail, a + k, b - a - k - tail);
+        sl_rewrite_copy(w, s + b - tail, tail);
         *changed = true;
     }
     free(out);
