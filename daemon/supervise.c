@@ -317,6 +317,7 @@ static void proc_ended(sl_super *s, sl_super_domain *d, unsigned p, const siginf
     if (s->draining && code == 0) {
         sp->done = true;
         sl_log(SL_INFO, "%s[%d] has finished", name, pid);
+        ring_all(s); /* whoever comes after it in the flow may be waiting for just this */
         return;
     }
     if (code == 78 || code == 2) {

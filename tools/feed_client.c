@@ -21,7 +21,7 @@ typedef struct row {
 struct sl_feed_client {
     sl_feed_opts o;
     int fd;
-    void *ctx, *sock;
+    void *ctx, *sock, *mon; /* mon: events of the connection */
     bool welcome, draining, want_flush, flush_sent, flushed;
     uint32_t credit;
     uint64_t heard_ns, pinged_ns, hello_ns;
@@ -102,9 +102,33 @@ static int curve(sl_feed_client *c, sl_err *err) {
     return SL_OK;
 }
 
+static void close_sockets(sl_feed_client *c) {
+    if (c->sock) zmq_socket_monitor(c->sock, NULL, 0);
+    if (c->mon) zmq_close(c->mon);
+    if (c->sock) zmq_close(c->sock);
+    c->sock = c->mon = NULL;
+}
+
+/* Did the connection break since the last call? Then a new feeder answers pings as the old one did, but knows no rows.
+ */
+static bool broken(sl_feed_client *c) {
+    bool yes = false;
+    for (;;) {
+        zmq_msg_t m;
+        zmq_msg_init(&m);
+        int n = c->mon ? zmq_msg_recv(&m, c->mon, ZMQ_DONTWAIT) : -1;
+        uint16_t event = 0;
+        bool first = n == 6 && zmq_msg_more(&m); /* event and value; the second frame is an address */
+        if (first) memcpy(&event, zmq_msg_data(&m), 2);
+        zmq_msg_close(&m);
+        if (n < 0) return yes;
+        yes |= event == ZMQ_EVENT_DISCONNECTED;
+    }
+}
+
 static int connect_now(sl_feed_client *c, sl_err *err) {
     int zero = 0, ms = 100, max_ms = 1000;
-    if (c->sock) zmq_close(c->sock);
+    close_sockets(c);
     c->sock = zmq_socket(c->ctx, ZMQ_DEALER);
     if (!c->sock) return sl_err_set(err, SL_ETEMP, "ZeroMQ: %s", zmq_strerror(zmq_errno()));
     zmq_setsockopt(c->sock, ZMQ_LINGER, &zero, sizeof zero);
@@ -114,6 +138,11 @@ static int connect_now(sl_feed_client *c, sl_err *err) {
     zmq_setsockopt(c->sock, ZMQ_RECONNECT_IVL_MAX, &max_ms, sizeof max_ms);
     int rc = curve(c, err);
     if (rc) return rc;
+    if (!zmq_socket_monitor(c->sock, "inproc://feed-events", ZMQ_EVENT_DISCONNECTED)) {
+        c->mon = zmq_socket(c->ctx, ZMQ_PAIR);
+        if (c->mon) zmq_setsockopt(c->mon, ZMQ_LINGER, &zero, sizeof zero);
+        if (c->mon && zmq_connect(c->mon, "inproc://feed-events")) zmq_close(c->mon), c->mon = NULL;
+    }
     if (zmq_connect(c->sock, c->o.addr))
         return sl_err_set(err, SL_EUSAGE, "feed address '%s': %s", c->o.addr, zmq_strerror(zmq_errno()));
     c->heard_ns = c->pinged_ns = sl_now_ns();
@@ -138,7 +167,7 @@ int sl_feed_client_open(sl_feed_client **out, const sl_feed_opts *o, int fd, sl_
 
 void sl_feed_client_close(sl_feed_client *c) {
     if (!c) return;
-    if (c->sock) zmq_close(c->sock);
+    close_sockets(c);
     if (c->ctx) zmq_ctx_term(c->ctx);
     free(c->rows);
     free(c->line);
@@ -412,6 +441,11 @@ int sl_feed_client_turn(sl_feed_client *c, int timeout_ms, sl_err *err) {
     int rc = receive(c, err), some = 0;
     if (rc < 0) return rc;
     some |= rc;
+    if (broken(c)) {
+        forget_answers(c);
+        hello(c); /* waits in the socket until the feeder is back */
+        c->k.reconnects++;
+    }
     while (c->welcome && !c->draining && (rc = send_some(c, err)) > 0) some = 1;
     if (rc < 0) return rc;
     if (c->want_flush && !c->flush_sent && c->welcome && !c->k.waiting) c->flush_sent = true, simple(c, "flush");
