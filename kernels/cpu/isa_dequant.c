@@ -1,6 +1,9 @@
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/vec.h"
 #include "kernels/cpu/isa_rows.h"
+#if VL > 4
+#include <immintrin.h>
+#endif
 
 INLINE uint16_t rd16(const uint8_t *p) {
     return (uint16_t)(p[0] | p[1] << 8);
@@ -109,6 +112,23 @@ INLINE float scale_at(const sl_mat *w, const uint8_t *base, int64_t i) {
     return w->scale_dtype == SL_F16 ? rd_f16(p) : f_from_bf16(rd16(p));
 }
 
+typedef uint8_t vb __attribute__((vector_size(VL)));
+
+/* The VL nibbles that start at p, low nibble first. */
+INLINE vi nibbles(const uint8_t *p) {
+    vu v = {}, shift;
+    for (unsigned i = 0; i < VL; i++) shift[i] = 4 * (i % 8);
+    memcpy(&v, p, VL / 2);
+#if VL == 16
+    v = __builtin_shufflevector(v, v, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+#elif VL == 8
+    v = __builtin_shufflevector(v, v, 0, 0, 0, 0, 0, 0, 0, 0);
+#else
+    v = __builtin_shufflevector(v, v, 0, 0, 0, 0);
+#endif
+    return (vi)((v >> shift) & 15u);
+}
+
 /* One nibble minus its zero point times the group's scale, rounded once to bf16. */
 static void int4(float *dst, const sl_mat *w, int64_t e, int64_t row, int64_t k0, int64_t kn) {
     const uint8_t *q = (const uint8_t *)w->data + (uint64_t)e * w->stride + (uint64_t)row * w->row_bytes;
@@ -121,28 +141,26 @@ static void int4(float *dst, const sl_mat *w, int64_t e, int64_t row, int64_t k0
         int64_t g = k / w->group, end = (g + 1) * w->group;
         if (end > k0 + kn) end = k0 + kn;
         float s = scale_at(w, sc, row * (int64_t)w->scale_row + g);
-        int z = 8;
+        int32_t z = 8;
         if (zp) {
             uint32_t word;
             memcpy(&word, zp + 4 * g, 4);
-            z = (int)(word >> (4 * (row % 8)) & 15u);
+            z = (int32_t)(word >> (4 * (row % 8)) & 15u);
         }
-        if (!(k & 1) && !(end & 1)) {
-            const uint8_t *b = q + k / 2;
-            float *y = dst + (k - k0);
-            for (int64_t j = 0; j < (end - k) / 2; j++) {
-                y[2 * j] = f_round_bf16((float)((b[j] & 15) - z) * s);
-                y[2 * j + 1] = f_round_bf16((float)((b[j] >> 4) - z) * s);
-            }
-            k = end;
-        } else {
-            for (; k < end; k++) dst[k - k0] = f_round_bf16((float)((q[k / 2] >> (4 * (k & 1)) & 15) - z) * s);
-        }
+        for (; (k & 1) == 0 && k + VL <= end; k += VL)
+            vf_store(dst + (k - k0), vf_round_bf16(__builtin_convertvector(nibbles(q + k / 2) - z, vf) * s));
+        for (; k < end; k++) dst[k - k0] = f_round_bf16((float)((q[k / 2] >> (4 * (k & 1)) & 15) - z) * s);
     }
 }
 
-/* e4m3fn: bias 7, no infinity, 0x7f and 0xff are NaN. The f32 with the same fields times 2^120 is exact, subnormals
- * too. */
+/* e4m3fn: bias 7, no infinity, 0x7f and 0xff are NaN. The significand is an integer of 4 bits, so integer and power of
+ * two are exact and no step meets a denormal float. */
+INLINE vf e4m3(vu b) {
+    vi e = (vi)(b >> 3 & 15u), m = (vi)(b & 7u), normal = e != 0;
+    vf v = __builtin_convertvector(m + (normal & 8), vf) * (vf)((e + normal + (128 - 10)) << 23);
+    v = (vf)((vu)v | (b & 0x80u) << 24);
+    return vf_sel((b & 0x7fu) == 0x7fu, vf_bits((vu){} + 0x7fc00000u), v);
+}
 static void fp8(float *dst, const sl_mat *w, int64_t e, int64_t row, int64_t k0, int64_t kn) {
     const uint8_t *q = (const uint8_t *)w->data + (uint64_t)e * w->stride + (uint64_t)row * w->row_bytes;
     const uint8_t *sc = (const uint8_t *)w->scale + (uint64_t)e * w->scale_stride;
@@ -152,27 +170,45 @@ static void fp8(float *dst, const sl_mat *w, int64_t e, int64_t row, int64_t k0,
         float s;
         if (end > k0 + kn) end = k0 + kn;
         memcpy(&s, sc + 4 * ((uint64_t)srow * w->scale_row + (uint64_t)c), 4);
-        for (; k < end; k++) {
-            uint32_t b = q[k], u = (b & 0x80u) << 24 | (b & 0x7fu) << 20;
-            if ((b & 0x7fu) == 0x7fu) u = 0x7fc00000u;
-            float f;
-            memcpy(&f, &u, 4);
-            dst[k - k0] = f_round_bf16(f * 0x1p120f * s);
+        for (; k < end; k += VL) {
+            int64_t n = end - k < VL ? end - k : VL;
+            vb b = {};
+            memcpy(&b, q + k, (size_t)n);
+            vf v = vf_round_bf16(e4m3(__builtin_convertvector(b, vu)) * s);
+            if (n == VL)
+                vf_store(dst + (k - k0), v);
+            else
+                act_store_n(dst, k - k0, v, n, 0);
         }
+        k = end;
     }
 }
 
+/* e2m1 doubled is one of 0 1 2 3 4 6 8 12: an integer of 2 bits shifted by its exponent. */
+INLINE vf e2m1(vi q, float half) {
+    vi e = q >> 1 & 3, normal = e != 0;
+    vf v = __builtin_convertvector(((q & 1) + (normal & 2)) << (e + normal), vf) * half;
+    return (vf)((vi)v ^ (q & 8) << 28);
+}
 static void mxfp4(float *dst, const sl_mat *w, int64_t e, int64_t row, int64_t k0, int64_t kn) {
     const uint8_t *q = (const uint8_t *)w->data + (uint64_t)e * w->stride + (uint64_t)row * w->row_bytes + k0 / 2;
     const uint8_t *sc =
         (const uint8_t *)w->scale + (uint64_t)e * w->scale_stride + (uint64_t)row * w->scale_row + k0 / 32;
-    for (int64_t b = 0; b < kn / 32; b++) {
-        float s = e8m0(sc[b]);
-        for (int j = 0; j < 16; j++) {
-            dst[32 * b + 2 * j] = fp4[q[16 * b + j] & 15] * s;
-            dst[32 * b + 2 * j + 1] = fp4[q[16 * b + j] >> 4] * s;
-        }
-    }
+    for (int64_t b = 0; b < kn / 32; b++)
+        for (int j = 0; j < 32; j += VL)
+            vf_store(dst + 32 * b + j, e2m1(nibbles(q + 16 * b + j / 2), e8m0(sc[b]) * 0.5f));
+}
+
+static void f16(float *dst, const uint8_t *p, int64_t n) {
+    int64_t i = 0;
+#if VL == 16
+    for (; i + 16 <= n; i += 16)
+        _mm512_storeu_ps(dst + i, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)(p + 2 * i))));
+#elif VL == 8
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps(dst + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(p + 2 * i))));
+#endif
+    for (; i < n; i++) dst[i] = rd_f16(p + 2 * i);
 }
 
 /* ---- dispatch -----------------------------------------------------------------------------------------------------
@@ -230,7 +266,7 @@ void FN(sl_row_dequant)(float *dst, const sl_mat *w, int64_t e, int64_t row, int
         FN(sl_row_to_f32)(dst, (const uint16_t *)(const void *)r + k0, kn);
         break;
     case SL_W_F16:
-        for (int64_t i = 0; i < kn; i++) dst[i] = rd_f16(r + 2 * (k0 + i));
+        f16(dst, r + 2 * k0, kn);
         break;
     case SL_W_INT4:
         int4(dst, w, e, row, k0, kn);
