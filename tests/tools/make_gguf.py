@@ -12,34 +12,14 @@ Written from the published description of the format, independently of the progr
 k in the llama architecture, Gemma's +1, the split of gate and up, and every block layout.
 """
 import array, json, os, struct, sys
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from checkpoint_io import read_checkpoint, write_checkpoint
 
 TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30, "mxfp4": 39}
 FP4 = [0, .5, 1, 1.5, 2, 3, 4, 6, -0.0, -.5, -1, -1.5, -2, -3, -4, -6]
 
 
 def f16(x): return struct.unpack("<e", struct.pack("<e", x))[0]
-
-
-def read_file(path, out):
-    b = open(path, "rb").read()
-    n = struct.unpack("<Q", b[:8])[0]
-    for k, v in json.loads(b[8:8 + n]).items():
-        if k == "__metadata__": continue
-        lo, hi = v["data_offsets"]
-        d = b[8 + n + lo:8 + n + hi]
-        if v["dtype"] == "F32": a = array.array("f", d)
-        elif v["dtype"] == "BF16":
-            a = array.array("f", array.array("I", [x << 16 for x in array.array("H", d)]).tobytes())
-        elif v["dtype"] == "U8": a = array.array("B", d)
-        else: continue
-        out[k] = (v["shape"], a)
-
-
-def read_checkpoint(path):
-    out = {}
-    for f in sorted(os.listdir(path)):
-        if f.startswith("model") and f.endswith(".safetensors"): read_file(os.path.join(path, f), out)
-    return out
 
 
 # ---- one row (list of floats) -> bytes, and the floats that the bytes stand for ----
@@ -341,19 +321,6 @@ def write_gguf(path, kv, tensors):
         head += string(name) + struct.pack(f"<I{len(ne)}QIQ", len(ne), *ne, TYPES[kind], len(data))
         data += b
     open(path, "wb").write(head + bytes(-len(head) % 32) + data)
-
-
-def write_checkpoint(path, config, tensors):
-    os.makedirs(path, exist_ok=True)
-    head, data = {}, bytearray()
-    for name, (shape, a) in tensors.items():
-        head[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + 4 * len(a)]}
-        data += a.tobytes()
-    h = json.dumps(head).encode()
-    h += b" " * (-len(h) % 8)
-    open(os.path.join(path, "model.safetensors"), "wb").write(struct.pack("<Q", len(h)) + h + data)
-    config = {k: v for k, v in config.items() if k != "quantization_config"}
-    json.dump(config, open(os.path.join(path, "config.json"), "w"))
 
 
 def main():
