@@ -116,15 +116,21 @@ typedef uint8_t vb __attribute__((vector_size(VL)));
 
 /* The VL nibbles that start at p, low nibble first. */
 INLINE vi nibbles(const uint8_t *p) {
-    vu v = {}, shift;
+    vu v, shift;
     for (unsigned i = 0; i < VL; i++) shift[i] = 4 * (i % 8);
-    memcpy(&v, p, VL / 2);
 #if VL == 16
-    v = __builtin_shufflevector(v, v, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+    uint64_t word;
+    memcpy(&word, p, 8);
+    vu lo = (vu){} + (uint32_t)word, hi = (vu){} + (uint32_t)(word >> 32);
+    v = __builtin_shufflevector(lo, hi, 0, 1, 2, 3, 4, 5, 6, 7, 24, 25, 26, 27, 28, 29, 30, 31);
 #elif VL == 8
-    v = __builtin_shufflevector(v, v, 0, 0, 0, 0, 0, 0, 0, 0);
+    uint32_t word;
+    memcpy(&word, p, 4);
+    v = (vu){} + word;
 #else
-    v = __builtin_shufflevector(v, v, 0, 0, 0, 0);
+    uint16_t word;
+    memcpy(&word, p, 2);
+    v = (vu){} + word;
 #endif
     return (vi)((v >> shift) & 15u);
 }
