@@ -108,7 +108,9 @@ static int all_arrived(const coll_shm *s, int tp, sl_err *err) {
 static int shm_barrier(sl_coll *c, sl_err *err) {
     coll_shm *s = c->impl;
     s->count++;
-    atomic_store(&flag_of(s, c->rank)->arrived, (uint64_t)s->epoch << 40 | s->count);
+    /* Flags only rise: a rank that was left behind cannot take a newer life's arrival back. */
+    uint64_t mine = (uint64_t)s->epoch << 40 | s->count, seen_flag = atomic_load(&flag_of(s, c->rank)->arrived);
+    while (seen_flag < mine && !atomic_compare_exchange_weak(&flag_of(s, c->rank)->arrived, &seen_flag, mine)) {}
     int got = all_arrived(s, c->tp, err);
     if (got == 1) {
         atomic_fetch_add(&s->head->bell, 1);
