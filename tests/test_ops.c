@@ -428,10 +428,10 @@ static double wval(const wt *w, int64_t e, int64_t r, int64_t c) {
                                  (r % 8 * 4) &
                              15)
                      : 8;
-        return bfr(q * scale_of(w, e, (uint64_t)r * m->scale_row + (uint64_t)(c / m->group)));
+        return q * scale_of(w, e, (uint64_t)r * m->scale_row + (uint64_t)(c / m->group));
     case SL_W_FP8:
-        return bfr(e4m3(row[c]) *
-                   scale_of(w, e, (uint64_t)((r + m->n_off) / 128) * m->scale_row + (uint64_t)((c + m->k_off) / 128)));
+        return e4m3(row[c]) *
+               scale_of(w, e, (uint64_t)((r + m->n_off) / 128) * m->scale_row + (uint64_t)((c + m->k_off) / 128));
     case SL_W_MXFP4:
         q = row[c / 2] >> (c % 2 * 4) & 15;
         return e2m1(q) *
@@ -577,8 +577,9 @@ static void test_linear_one(T_ *t, sl_wfmt f, int64_t T, int64_t n, int64_t k, c
     }
     compare(t, got, ref, T * n, 1, "linear %s T %lld n %lld k %lld", sl_wfmt_name(f), (long long)T, (long long)n,
             (long long)k);
-    /* a row's result does not depend on the rows around it */
-    if (T > 2) {
+    /* a row's result does not depend on the rows around it (CUDA: cuBLASLt chooses by the number of rows, so there it
+     * may) */
+    if (T > 2 && !strcmp(t->ops->name, "cpu")) {
         void *one = dev_new(t, (uint64_t)n * esz(t));
         int64_t r = T * 2 / 3;
         OK(t, t->ops->linear(t->ops->ctx, one, n, (uint8_t *)dx + (uint64_t)(r * xs) * esz(t), xs, 1, &m, db, &t->err));

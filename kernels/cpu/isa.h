@@ -61,8 +61,8 @@ typedef struct sl_isa {
                         uint32_t *nonfinite);
 
     /* elements [k0, k0+kn) of the stored row `row` of matrix e of w, as f32; k0 and kn are multiples of the format's
-     * block (kn may reach the row's end). INT4, FP8 and MXFP4 come out rounded to bf16, as their references define
-     * them. */
+     * block (kn may reach the row's end). Products are plain f32: rounding
+     * to bf16, once, is the caller's where activations are bf16. */
     void (*dequant)(float *dst, const sl_mat *w, int64_t e, int64_t row, int64_t k0, int64_t kn);
 } sl_isa;
 

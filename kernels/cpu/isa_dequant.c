@@ -135,7 +135,7 @@ INLINE vi nibbles(const uint8_t *p) {
     return (vi)((v >> shift) & 15u);
 }
 
-/* One nibble minus its zero point times the group's scale, rounded once to bf16. */
+/* One nibble minus its zero point times the group's scale. */
 static void int4(float *dst, const sl_mat *w, int64_t e, int64_t row, int64_t k0, int64_t kn) {
     const uint8_t *q = (const uint8_t *)w->data + (uint64_t)e * w->stride + (uint64_t)row * w->row_bytes;
     const uint8_t *sc = (const uint8_t *)w->scale + (uint64_t)e * w->scale_stride;
@@ -154,8 +154,8 @@ static void int4(float *dst, const sl_mat *w, int64_t e, int64_t row, int64_t k0
             z = (int32_t)(word >> (4 * (row % 8)) & 15u);
         }
         for (; (k & 1) == 0 && k + VL <= end; k += VL)
-            vf_store(dst + (k - k0), vf_round_bf16(__builtin_convertvector(nibbles(q + k / 2) - z, vf) * s));
-        for (; k < end; k++) dst[k - k0] = f_round_bf16((float)((q[k / 2] >> (4 * (k & 1)) & 15) - z) * s);
+            vf_store(dst + (k - k0), __builtin_convertvector(nibbles(q + k / 2) - z, vf) * s);
+        for (; k < end; k++) dst[k - k0] = (float)((q[k / 2] >> (4 * (k & 1)) & 15) - z) * s;
     }
 }
 
@@ -180,7 +180,7 @@ static void fp8(float *dst, const sl_mat *w, int64_t e, int64_t row, int64_t k0,
             int64_t n = end - k < VL ? end - k : VL;
             vb b = {};
             memcpy(&b, q + k, (size_t)n);
-            vf v = vf_round_bf16(e4m3(__builtin_convertvector(b, vu)) * s);
+            vf v = e4m3(__builtin_convertvector(b, vu)) * s;
             if (n == VL)
                 vf_store(dst + (k - k0), v);
             else
