@@ -1,6 +1,7 @@
 /* sluice bench WHAT: one JSON object on stdout. One row a bench in the table at the end. */
 #include "tools/cli.h"
 #include "tools/commands.h"
+#include "tools/bench_store.h"
 #include "stages/compute/bench.h"
 #include "kernels/ops.h"
 #include <jansson.h>
@@ -156,6 +157,125 @@ static int bench_capture(int argc, char **argv) {
     return run_forward(&capture_cli, "capture", argc, argv);
 }
 
+/* ---- nll ---- */
+static struct {
+    const char *model, *rows, *precision, *backend;
+    uint64_t threads, max_rows;
+} no = {.precision = "bf16", .backend = "cpu", .threads = 1};
+static const sl_cli_opt nll_opts[] = {
+    {"model", 'm', SL_CLI_STR, "DIR|FILE.gguf", "model folder or GGUF file, with its weights", &no.model,
+     .required = true},
+    {"rows", 'r', SL_CLI_STR, "FILE.jsonl", "one {\"input_ids\": [...]} a line", &no.rows, .required = true},
+    {"max-rows", 0, SL_CLI_U64, "N", "only the first N rows, 0 = all (default 0)", &no.max_rows},
+    {"backend", 0, SL_CLI_CHOICE, "cpu|cuda", "default cpu", &no.backend},
+    {"threads", 't', SL_CLI_U64, "N", "CPU threads (default 1)", &no.threads, .min = 1, .max = 1024},
+    {"precision", 0, SL_CLI_CHOICE, "bf16|f32", "default bf16", &no.precision},
+    {0}};
+static const sl_cli nll_cli = {
+    "sluice bench nll",
+    "",
+    "teacher NLL of given token rows",
+    "Runs each row through the whole model and prints its mean next-token negative log likelihood in nats, and the "
+    "mean over rows "
+    "(mean_row) and over tokens (mean_token). tests/bench/nll_llama.py prints the same from llama.cpp, for comparison.",
+    "  sluice bench nll --model SmolLM2.gguf --rows rows.jsonl --threads 2",
+    nll_opts,
+    0,
+    0};
+
+typedef struct row_list {
+    sl_bench_row *row;
+    size_t n, cap;
+} row_list;
+
+static int add_row(row_list *l, json_t *ids, size_t line, sl_err *err) {
+    size_t T = json_array_size(ids);
+    if (!T || T > 1u << 24)
+        return sl_err_set(err, SL_EDATA, "%s line %zu: no \"input_ids\" with 1 to 2^24 numbers", no.rows, line);
+    if (l->n == l->cap) {
+        size_t cap = l->cap ? 2 * l->cap : 64;
+        sl_bench_row *r = realloc(l->row, cap * sizeof *r);
+        if (!r) return sl_err_set(err, SL_ETEMP, "out of memory");
+        l->row = r;
+        l->cap = cap;
+    }
+    int32_t *out = malloc(T * sizeof *out);
+    if (!out) return sl_err_set(err, SL_ETEMP, "out of memory");
+    l->row[l->n++] = (sl_bench_row){.ids = out, .T = (int32_t)T};
+    for (size_t t = 0; t < T; t++) {
+        json_t *v = json_array_get(ids, t);
+        if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) > INT32_MAX)
+            return sl_err_set(err, SL_EDATA, "%s line %zu: input_ids[%zu] is no token id", no.rows, line, t);
+        out[t] = (int32_t)json_integer_value(v);
+    }
+    return 0;
+}
+
+static int read_rows(row_list *l, sl_err *err) {
+    FILE *f = fopen(no.rows, "r");
+    if (!f) return sl_err_set(err, SL_ECONFIG, "%s cannot be read", no.rows);
+    char *text = NULL;
+    size_t cap = 0, line = 0;
+    int rc = 0;
+    while (!rc && (!no.max_rows || l->n < no.max_rows) && getline(&text, &cap, f) > 0) {
+        line++;
+        if (strspn(text, " \t\r\n") == strlen(text)) continue;
+        json_error_t je;
+        json_t *j = json_loads(text, 0, &je);
+        if (!j)
+            rc = sl_err_set(err, SL_EDATA, "%s line %zu: %s at column %d", no.rows, line, je.text, je.column);
+        else
+            rc = add_row(l, json_object_get(j, "input_ids"), line, err);
+        json_decref(j);
+    }
+    free(text);
+    fclose(f);
+    if (!rc && !l->n) rc = sl_err_set(err, SL_EDATA, "%s has no rows", no.rows);
+    return rc;
+}
+
+static json_t *nll_json(const row_list *l, const double *nll, double tokens_s) {
+    json_t *each = json_array();
+    double rows = 0, sum = 0, tokens = 0, weighted = 0;
+    for (size_t i = 0; i < l->n; i++) {
+        json_array_append_new(each, l->row[i].T > 1 ? json_real(nll[i]) : json_null());
+        if (l->row[i].T < 2) continue;
+        rows++;
+        sum += nll[i];
+        tokens += l->row[i].T - 1;
+        weighted += nll[i] * (l->row[i].T - 1);
+    }
+    json_t *j = json_pack("{s:s, s:s, s:s, s:I, s:f}", "bench", "nll", "model", no.model, "precision", no.precision,
+                          "rows", (json_int_t)rows, "tok_s", tokens_s);
+    if (rows > 0) {
+        json_object_set_new(j, "mean_row", json_real(sum / rows));
+        json_object_set_new(j, "mean_token", json_real(weighted / tokens));
+    }
+    json_object_set_new(j, "nll", each);
+    return j;
+}
+
+static int bench_nll(int argc, char **argv) {
+    int n = 0, rc = sl_cli_parse(&nll_cli, argc, argv, &n);
+    if (rc != SL_CLI_GO) return rc;
+    row_list l = {0};
+    sl_err err = {0};
+    sl_bench_opts o = {.model = no.model,
+                       .backend = !strcmp(no.backend, "cuda") ? SL_BACKEND_CUDA : SL_BACKEND_CPU,
+                       .precision = !strcmp(no.precision, "f32") ? SL_PREC_F32 : SL_PREC_BF16,
+                       .random_format = -1,
+                       .threads = (int)no.threads};
+    double *nll = NULL, tokens_s = 0;
+    rc = read_rows(&l, &err);
+    if (!rc && !(nll = calloc(l.n, sizeof *nll))) rc = sl_err_set(&err, SL_ETEMP, "out of memory");
+    if (!rc) rc = sl_bench_nll(nll, &tokens_s, l.row, (int32_t)l.n, &o, &err);
+    rc = rc ? sl_cli_fail(&err) : print_json(nll_json(&l, nll, tokens_s));
+    for (size_t i = 0; i < l.n; i++) free((void *)(uintptr_t)l.row[i].ids);
+    free(l.row);
+    free(nll);
+    return rc;
+}
+
 /* ---- the table ---- */
 static const struct {
     const char *name;
@@ -163,7 +283,10 @@ static const struct {
     const char *brief;
 } benches[] = {
     {"forward", bench_forward, "forward pass, tokens a second"},
+    {"nll", bench_nll, "teacher NLL of given token rows"},
     {"capture", bench_capture, "forward pass with and without capture"},
+    {"store", sl_bench_cmd_store, "writer throughput, commits included"},
+    {"codec", sl_bench_cmd_codec, "compression ratio and speed of one thread"},
 };
 
 static int overview(FILE *f) {

@@ -15,6 +15,7 @@ typedef struct bench {
     int32_t *ids;
     sl_capture captures[SL_MAX_CAPTURES];
     uint32_t hidx[SL_MAX_CAPTURES], chunk_rows;
+    int want_head;
     /* capture */
     uint8_t *arena;
     uint64_t arena_bytes, es;
@@ -52,6 +53,7 @@ static int open_model(bench *b, sl_bench_result *r, sl_err *err) {
                        .tp = o->tp,
                        .expert_split = o->expert_split,
                        .top_layer = n > 0 ? (int)b->hidx[n - 1] : 0,
+                       .want_head = b->want_head,
                        .random = o->random,
                        .seed = o->seed,
                        .random_format = o->random_format};
@@ -171,6 +173,18 @@ static int measure(bench *b, sl_bench_result *r, sl_err *err) {
     return 0;
 }
 
+static void close_bench(bench *b) {
+    sl_forward_destroy(b->fwd);
+    if (b->coll) b->coll->destroy(b->coll);
+    if (b->model) sl_model_free(b->model, b->ops);
+    if (b->ops) b->ops->destroy(b->ops);
+    free(b->arena);
+    free(b->sums);
+    free(b->nonfinite);
+    free(b->rows);
+    free(b->ids);
+}
+
 int sl_bench_forward(sl_bench_result *out, const sl_bench_opts *o, sl_err *err) {
     memset(out, 0, sizeof *out);
     if (o->rows < 1 || o->length < 1 || o->repeat < 1 || o->repeat > SL_BENCH_MAX_RUNS || o->warmup < 0 || o->tp < 1 ||
@@ -181,14 +195,40 @@ int sl_bench_forward(sl_bench_result *out, const sl_bench_opts *o, sl_err *err) 
     int rc = open_model(&b, out, err);
     if (!rc) rc = open_forward(&b, out, err);
     if (!rc) rc = measure(&b, out, err);
-    sl_forward_destroy(b.fwd);
-    if (b.coll) b.coll->destroy(b.coll);
-    if (b.model) sl_model_free(b.model, b.ops);
-    if (b.ops) b.ops->destroy(b.ops);
-    free(b.arena);
-    free(b.sums);
-    free(b.nonfinite);
-    free(b.rows);
-    free(b.ids);
+    close_bench(&b);
+    return rc;
+}
+
+/* ---- NLL ---- */
+static int run_nll(bench *b, double *nll, double *tokens_s, const sl_bench_row *rows, int32_t n_rows, sl_err *err) {
+    int64_t longest = 1, tokens = 0;
+    for (int32_t i = 0; i < n_rows; i++) longest = rows[i].T > longest ? rows[i].T : longest;
+    sl_forward_opts fo = {
+        .batch_tokens = longest, .max_length = longest, .max_rows = 1, .captures = b->captures, .n_captures = 1};
+    int rc = sl_forward_create(&b->fwd, b->model, b->ops, b->coll, &fo, err);
+    uint64_t t0 = sl_now_ns();
+    for (int32_t i = 0; i < n_rows && !rc; i++) {
+        sl_forward_row row = {.T = rows[i].T};
+        nll[i] = 0;
+        rc = sl_forward_run(b->fwd, rows[i].ids, &row, 1, &nll[i], NULL, NULL, err);
+        if (rc) sl_err_wrap(err, "row %d", i);
+        tokens += row.T;
+    }
+    *tokens_s = (double)tokens * 1e9 / (double)(sl_now_ns() - t0);
+    return rc;
+}
+
+int sl_bench_nll(double *nll, double *tokens_s, const sl_bench_row *rows, int32_t n_rows, const sl_bench_opts *o,
+                 sl_err *err) {
+    sl_bench_opts mine = *o;
+    mine.layers = "n";
+    mine.tp = 1;
+    mine.random = 0;
+    bench b = {.o = &mine, .want_head = 1};
+    sl_bench_result r;
+    memset(&r, 0, sizeof r);
+    int rc = open_model(&b, &r, err);
+    if (!rc) rc = run_nll(&b, nll, tokens_s, rows, n_rows, err);
+    close_bench(&b);
     return rc;
 }

@@ -37,5 +37,15 @@ typedef struct sl_bench_result {
     double capture_bytes_per_token;
 } sl_bench_result;
 
+/* Teacher NLL of given rows, each run as a batch of its own: nll[i] = mean next-token NLL of row i in nats, NaN when it
+ * has one token. The model's own weights are used; only model, backend, precision and threads of the options count. Ids
+ * out of the vocabulary are SL_EDATA. tokens_s: tokens run a second, the head included. */
+typedef struct sl_bench_row {
+    const int32_t *ids;
+    int32_t T;
+} sl_bench_row;
+int sl_bench_nll(double *nll, double *tokens_s, const sl_bench_row *rows, int32_t n_rows, const sl_bench_opts *o,
+                 sl_err *err);
+
 int sl_bench_forward(sl_bench_result *out, const sl_bench_opts *o, sl_err *err);
 #endif
