@@ -1,3 +1,4 @@
+#include "stages/writer/xxh3.h"
 #include "stages/writer/reader.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -8,8 +9,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#define XXH_STATIC_LINKING_ONLY /* the state on the stack */
-#include <xxhash.h>
 
 typedef struct recs {
     sl_commit_rec *v;

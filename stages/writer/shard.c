@@ -1,3 +1,4 @@
+#include "stages/writer/xxh3.h"
 #include "stages/writer/shard.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -5,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 int sl_src_read(const sl_src *s, uint64_t off, void *dst, uint64_t n, sl_err *err) {
     if (off > s->len || n > s->len - off)

@@ -1,6 +1,7 @@
 /* Rows that are files of their own: layout files, and the quarantine of both layouts. A file is written below .tmp/ by
  * a worker thread, synced by a worker when its group closes (syncs of one group run side by side, so the file system
  * joins them in few journal commits), and renamed into its place by one job a group, which also syncs the folders. */
+#include "stages/writer/xxh3.h"
 #include "stages/writer/sink_int.h"
 #include "ipc/crash.h"
 #include <errno.h>
@@ -10,8 +11,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#define XXH_STATIC_LINKING_ONLY /* the state on the stack */
-#include <xxhash.h>
 
 enum { FBUF = 1u << 20 };
 

@@ -1,6 +1,7 @@
 /* Shards: frames are appended to write buffers in order and written with several writes in flight. Compression jobs run
  * in the pool; their slots are queued in frame order and emitted in that order, across rows, so that short rows keep it
  * busy. */
+#include "stages/writer/xxh3.h"
 #include "stages/writer/sink_int.h"
 #include <dirent.h>
 #include <errno.h>
@@ -11,10 +12,12 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#define XXH_STATIC_LINKING_ONLY /* the state on the stack */
-#include <xxhash.h>
 
-enum { HASH_STEP = 64u << 10 }; /* hash, then copy, while it is in the cache */
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+enum { HASH_STEP = 4u << 10 }; /* hash, then copy, while it is in the nearest cache */
 #define ALLOC_STEP (256ull << 20)
 
 static uint64_t up(uint64_t v, uint64_t a) {
@@ -50,6 +53,9 @@ static int allocate(sl_sink *s, uint64_t end, sl_err *err) {
 static int submit(sl_sink *s, unsigned idx, uint32_t len, uint64_t off, sl_err *err) {
     int rc = allocate(s, off + len, err);
     if (rc) return rc;
+#if defined(__x86_64__)
+    _mm_sfence(); /* streamed stores are in memory before the device is told to read */
+#endif
     s->open->writes++;
     sl_wio_write(s->wio, idx, len, off, s->open);
     return 0;
@@ -89,6 +95,32 @@ static int buffer_get(sl_sink *s, sl_err *err) {
     return rc;
 }
 
+/* The write buffers are read next by the device, not by us: stores that go past the cache save the read of each line
+ * before it is overwritten (a third of the copy's memory traffic). Whole steps to aligned places only; the rest is
+ * memcpy. */
+#if defined(__x86_64__)
+__attribute__((target("avx2"))) static void stream_copy(uint8_t *d, const uint8_t *s, uint32_t n) {
+    for (uint32_t i = 0; i < n; i += 64) {
+        __m256i a = _mm256_loadu_si256((const __m256i *)(s + i)), b = _mm256_loadu_si256((const __m256i *)(s + i + 32));
+        _mm256_stream_si256((__m256i *)(d + i), a);
+        _mm256_stream_si256((__m256i *)(d + i + 32), b);
+    }
+}
+#endif
+
+static void copy_out(uint8_t *d, const uint8_t *s, uint32_t n) {
+#if defined(__x86_64__)
+    if (n >= 1024 && !((uintptr_t)d & 63) && __builtin_cpu_supports("avx2")) {
+        uint32_t m = n & ~63u;
+        stream_copy(d, s, m);
+        d += m;
+        s += m;
+        n -= m;
+    }
+#endif
+    memcpy(d, s, n);
+}
+
 /* Copy n bytes behind what is there (p NULL: zeros), hashing on the way when st is given. */
 static int append(sl_sink *s, const void *p, uint64_t n, XXH3_state_t *st, sl_err *err) {
     shard *h = &s->sh;
@@ -101,7 +133,7 @@ static int append(sl_sink *s, const void *p, uint64_t n, XXH3_state_t *st, sl_er
         if (m > n) m = (uint32_t)n;
         if (st) XXH3_64bits_update(st, src, m);
         if (src) {
-            memcpy(h->buf + h->buf_at, src, m);
+            copy_out(h->buf + h->buf_at, src, m);
             src += m;
         } else {
             memset(h->buf + h->buf_at, 0, m);

@@ -1,0 +1,253 @@
+#include "stages/writer/bench.h"
+#include "ipc/store.h"
+#include "stages/writer/codec.h"
+#include "stages/writer/sink.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+static uint64_t rnd_state = 88172645463325252ull;
+static uint64_t rnd(void) {
+    rnd_state ^= rnd_state << 13;
+    rnd_state ^= rnd_state >> 7;
+    return rnd_state ^= rnd_state << 17;
+}
+
+static float gauss(void) { /* sum of twelve uniforms less six, a little short in the tails */
+    float s = -6;
+    for (int i = 0; i < 3; i++) {
+        uint64_t x = rnd();
+        for (int j = 0; j < 4; j++) s += (float)(x >> 16 * j & 0xffff) / 65536.f;
+    }
+    return s;
+}
+
+static uint16_t to_bf16(float f) {
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+static int make_states(uint16_t *x, uint64_t n, uint32_t width, sl_err *err) {
+    float *scale = malloc(width * sizeof *scale), *mean = malloc(width * sizeof *mean);
+    if (!scale || !mean) {
+        free(scale);
+        free(mean);
+        return sl_err_set(err, SL_ETEMP, "no memory");
+    }
+    for (uint32_t c = 0; c < width; c++) {
+        scale[c] = 0.05f * expf(0.7f * gauss()) * (rnd() % 500 ? 1.f : 30.f);
+        mean[c] = 0.3f * scale[c] * gauss();
+    }
+    for (uint64_t t = 0; t < n / width; t++) {
+        float token = expf(0.2f * gauss());
+        for (uint32_t c = 0; c < width; c++) {
+            float tail = 0;
+            for (int i = 0; i < 2; i++) {
+                float g = gauss();
+                tail += g * g;
+            }
+            x[t * width + c] = to_bf16(token * (mean[c] + scale[c] * gauss() / sqrtf(0.3f + 0.35f * tail)));
+        }
+    }
+    free(scale);
+    free(mean);
+    return 0;
+}
+
+/* Memory full of states: from the file, repeated as often as it takes, or made. */
+static int get_states(uint16_t **out, uint64_t bytes, const char *input, uint32_t width, sl_err *err) {
+    uint16_t *x = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (x == MAP_FAILED)
+        return sl_err_set(err, SL_ETEMP, "no memory for %llu bytes of states", (unsigned long long)bytes);
+    *out = x;
+    if (!input) return make_states(x, bytes / 2, width, err);
+    int fd = open(input, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return sl_err_sys(err, SL_EUSAGE, errno, "cannot read %s", input);
+    uint64_t at = 0;
+    for (bool any = true; at < bytes;) {
+        ssize_t r = read(fd, (char *)x + at, bytes - at);
+        if (r < 0 && errno == EINTR) continue;
+        if (r < 0 || (!r && !any)) {
+            int e = errno;
+            close(fd);
+            return r < 0 ? sl_err_sys(err, SL_EUSAGE, e, "cannot read %s", input)
+                         : sl_err_set(err, SL_EUSAGE, "%s is empty", input);
+        }
+        any = r > 0;
+        if (!r) lseek(fd, 0, SEEK_SET);
+        at += (uint64_t)r;
+    }
+    close(fd);
+    return 0;
+}
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static double cpu(void) {
+    struct rusage u;
+    getrusage(RUSAGE_SELF, &u);
+    return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) + 1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
+}
+
+static int remove_one(const char *p, const struct stat *st, int flag, struct FTW *f) {
+    (void)st, (void)flag, (void)f;
+    return remove(p);
+}
+
+/* Rows out of a window that moves over the memory, so that caches don't help. */
+static int run_rows(sl_sink *s, const sl_bench_store_opts *o, const uint16_t *x, uint64_t mem, sl_bench_store_result *r,
+                    sl_err *err) {
+    uint64_t row_bytes = (uint64_t)o->length * o->width * 2, at = 0, chunk = (8ull << 20) / (o->width * 2ull);
+    sl_piece *pc = malloc((uint64_t)o->n_states * (o->length / chunk + 1) * sizeof *pc);
+    uint32_t *first = malloc((o->n_states + 1) * sizeof *first);
+    int32_t *ids = calloc(o->length, sizeof *ids);
+    uint8_t *mask = calloc(o->length, 1);
+    int rc = pc && first && ids && mask ? 0 : sl_err_set(err, SL_ETEMP, "no memory");
+    for (uint64_t seq = 0; !rc && r->raw_bytes < o->bytes; seq++) {
+        uint32_t n = 0;
+        for (uint32_t k = 0; k < o->n_states; k++) {
+            if (at + row_bytes > mem) at = 0;
+            first[k] = n;
+            for (uint32_t t = 0; t < o->length; t += (uint32_t)chunk) {
+                uint32_t rows = o->length - t < chunk ? o->length - t : (uint32_t)chunk;
+                pc[n++] = (sl_piece){(const char *)x + at + (uint64_t)t * o->width * 2, t, rows};
+            }
+            at += row_bytes;
+        }
+        first[o->n_states] = n;
+        sl_row_in in = {.seq = seq,
+                        .row = seq,
+                        .T = o->length,
+                        .epoch = 1,
+                        .key = sl_row_key("bench", seq, 0),
+                        .id = "",
+                        .name = "bench",
+                        .ids = ids,
+                        .mask = mask,
+                        .nll = NAN,
+                        .fault_k = 0xffff,
+                        .fault_token = UINT32_MAX,
+                        .pieces = pc,
+                        .first = first};
+        rc = sl_sink_row(s, &in, err);
+        r->raw_bytes += row_bytes * o->n_states;
+        r->rows++;
+        if (!rc && sl_sink_open_bytes(s) >= (uint64_t)o->commit_mb << 20) rc = sl_sink_close_group(s, err);
+        if (!rc) rc = sl_sink_poll(s, false, err);
+    }
+    if (!rc) rc = sl_sink_finish(s, err);
+    free(pc);
+    free(first);
+    free(ids);
+    free(mask);
+    return rc;
+}
+
+int sl_bench_store(sl_bench_store_result *out, const sl_bench_store_opts *o, sl_err *err) {
+    char store[SL_PATH_MAX];
+    sl_sink *s = NULL;
+    uint16_t *x = NULL;
+    uint64_t mem = 256ull << 20, row = (uint64_t)o->length * o->width * 2;
+    while (mem < 2 * row) mem *= 2;
+    memset(out, 0, sizeof *out);
+    snprintf(store, sizeof store, "%s/sluice-bench-%d", o->dir, (int)getpid());
+    sl_sink_cfg c = {.store = store,
+                     .zstd_level = (int)o->zstd_level,
+                     .threads = o->threads,
+                     .shard_bytes = o->shard_bytes,
+                     .direct = o->direct,
+                     .plain = o->plain};
+    c.manifest = (sl_manifest){
+        .set = {.n = o->n_states, .width = o->width, .elem_size = 2, .n_layers = o->n_states, .model = "bench"},
+        .vocab = 1,
+        .layout = o->layout,
+        .codec = o->codec};
+    for (uint32_t k = 0; k < o->n_states; k++) c.manifest.set.v[k].hidx = k;
+    int rc = get_states(&x, mem, o->input, o->width, err);
+    if (!rc) rc = sl_sink_open(&s, &c, err);
+    double t = now(), u = cpu();
+    if (!rc) rc = run_rows(s, o, x, mem, out, err);
+    if (!rc) {
+        out->seconds = now() - t;
+        out->cpu_seconds = cpu() - u;
+        out->stored_bytes = sl_sink_stats(s)->stored_bytes;
+        out->sync_seconds = (double)sl_sink_sync_ns(s) * 1e-9;
+        out->tokens = out->rows * o->length;
+        out->gb_s = (double)out->raw_bytes / out->seconds / 1e9;
+        out->stored_gb_s = (double)out->stored_bytes / out->seconds / 1e9;
+        out->ratio = (double)out->raw_bytes / (double)out->stored_bytes;
+        out->cpu_per_gb = out->cpu_seconds / ((double)out->raw_bytes / 1e9);
+    }
+    sl_sink_close(s);
+    nftw(store, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+    if (x) munmap(x, mem);
+    return rc;
+}
+
+int sl_bench_codec(sl_bench_codec_result out[SL_BENCH_CODECS], const char *input, uint64_t bytes, uint32_t width,
+                   unsigned repeat, sl_err *err) {
+    static const struct {
+        const char *name;
+        uint32_t codec;
+        int level;
+    } kinds[SL_BENCH_CODECS] = {
+        {"bf16", SL_CODEC_BF16, 1}, {"zstd-1", SL_CODEC_ZSTD, 1}, {"zstd-19", SL_CODEC_ZSTD, 19}};
+    sl_block b = {(SL_BLOCK_BYTES / 2) / width, width, 2};
+    uint64_t n_blocks = bytes / sl_block_bytes(b), cap = sl_codec_bound(b);
+    if (!b.rows || !n_blocks)
+        return sl_err_set(err, SL_EUSAGE, "%llu bytes of width %u are less than a block", (unsigned long long)bytes,
+                          width);
+    uint16_t *x = NULL;
+    uint8_t *enc = malloc(n_blocks * cap), *dec = malloc(sl_block_bytes(b));
+    uint64_t *len = malloc(n_blocks * sizeof *len);
+    uint32_t *used = malloc(n_blocks * sizeof *used);
+    int rc = enc && dec && len && used ? get_states(&x, n_blocks * sl_block_bytes(b), input, width, err)
+                                       : sl_err_set(err, SL_ETEMP, "no memory");
+    if (!rc) memset(enc, 1, n_blocks * cap); /* pages are there before the clock runs */
+    for (unsigned k = 0; !rc && k < SL_BENCH_CODECS; k++) {
+        sl_codec_ctx *c;
+        double te = 1e9, td = 1e9;
+        uint64_t sum = 0,
+                 n_use = kinds[k].level > 1 && n_blocks > 4 ? 4 : n_blocks; /* -19 is slow: a few blocks tell */
+        if ((rc = sl_codec_ctx_new(&c, kinds[k].level, err))) break;
+        for (unsigned r = 0; !rc && r < (kinds[k].level > 1 ? 1 : repeat); r++) {
+            double t = now();
+            sum = 0;
+            for (uint64_t i = 0; !rc && i < n_use; i++) {
+                rc = sl_codec_encode(c, kinds[k].codec, b, (uint8_t *)x + i * sl_block_bytes(b), enc + i * cap, cap,
+                                     &len[i], &used[i], err);
+                sum += len[i];
+            }
+            te = fmin(te, now() - t);
+            t = now();
+            for (uint64_t i = 0; !rc && i < n_use; i++)
+                rc = sl_codec_decode(c, used[i], b, enc + i * cap, len[i], dec, err);
+            td = fmin(td, now() - t);
+        }
+        if (!rc && memcmp(dec, (uint8_t *)x + (n_use - 1) * sl_block_bytes(b), sl_block_bytes(b)))
+            rc = sl_err_set(err, SL_EINTERNAL, "codec %s did not give back what went in", kinds[k].name);
+        double raw = (double)(n_use * sl_block_bytes(b));
+        out[k] = (sl_bench_codec_result){kinds[k].name, raw / (double)sum, raw / te / 1e9, raw / td / 1e9};
+        sl_codec_ctx_free(c);
+    }
+    if (x) munmap(x, n_blocks * sl_block_bytes(b));
+    free(enc);
+    free(dec);
+    free(len);
+    free(used);
+    return rc;
+}
