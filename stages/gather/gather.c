@@ -16,6 +16,7 @@
 typedef struct lane { /* one rank's chunk ring */
     sl_ring *ring;
     uint64_t at;  /* next descriptor to look at */
+    uint64_t own; /* everything before is stale or done: "validated" may go here while the batch is still coming */
     bool started; /* gave something to the batch in hand */
     bool done;    /* END seen, or gone on without */
 } lane;
@@ -29,6 +30,7 @@ typedef struct group {
     uint32_t epoch; /* of the batch in hand; 0: nothing of it has come */
     uint32_t floor; /* descriptors of older epochs are stale */
     bool open;      /* the checker is set on batch cur */
+    bool swept;     /* the writer has something to sweep */
     bool ready;     /* every lane is done, verdicts are made: waits for room */
     sl_batch_view v;
     sl_check *check;
@@ -91,13 +93,14 @@ static uint64_t lane_end(const lane *l, uint64_t bpos, uint32_t epoch) {
 
 static int resume_group(group *gr, sl_err *err) {
     gr->cur = sl_ring_pos(gr->batch, SL_BATCH_GATHERED);
-    for (uint32_t r = 0; r < gr->tp; r++) gr->lane[r].at = sl_ring_pos(gr->lane[r].ring, SL_CHUNK_VALIDATED);
+    for (uint32_t r = 0; r < gr->tp; r++)
+        gr->lane[r].at = gr->lane[r].own = sl_ring_pos(gr->lane[r].ring, SL_CHUNK_VALIDATED);
     uint32_t epoch = published_epoch(gr);
     if (!epoch) return 0;
     sl_log(SL_INFO, "group %u: batch %" PRIu64 " was already passed on; finishing it", gr->id, gr->cur);
     for (uint32_t r = 0; r < gr->tp; r++) {
         lane *l = &gr->lane[r];
-        l->at = lane_end(l, gr->cur, epoch);
+        l->at = l->own = lane_end(l, gr->cur, epoch);
         int rc = sl_ring_advance(l->ring, l->at, err);
         if (rc) return rc;
     }
@@ -151,11 +154,15 @@ static uint32_t ctl_epoch(const sl_gather *g, const group *gr) {
     return atomic_load_explicit(&ctl_of(g, gr)->epoch, memory_order_acquire);
 }
 
-/* Start the batch again: its descriptors so far are of no use (they stay behind `at`). */
+/* Start the batch again: its descriptors so far are stale. */
 static int forget_batch(group *gr, uint32_t new_floor, sl_err *err) {
     gr->epoch = 0;
     gr->floor = new_floor;
-    for (uint32_t r = 0; r < gr->tp; r++) gr->lane[r].started = gr->lane[r].done = false;
+    for (uint32_t r = 0; r < gr->tp; r++) {
+        lane *l = &gr->lane[r];
+        l->started = l->done = false;
+        l->own = l->at;
+    }
     return sl_check_begin(gr->check, &gr->v, gr->cur, err);
 }
 
@@ -222,14 +229,15 @@ static int read_lane(sl_gather *g, group *gr, unsigned r, sl_err *err) {
     return moved;
 }
 
-/* Pass the "validated" cursor over what is stale, so that the writer can sweep it. Nothing of the batch in hand is
- * passed. */
+/* Pass the "validated" cursor over what is stale, so that the writer can sweep it: also in front of a batch that is
+ * still coming, or a ring full of a dead epoch would leave its rank no room to finish. */
 static int pass_stale(group *gr, sl_err *err) {
     for (uint32_t r = 0; r < gr->tp; r++) {
         lane *l = &gr->lane[r];
-        if (l->started || l->at == sl_ring_pos(l->ring, SL_CHUNK_VALIDATED)) continue;
-        int rc = sl_ring_advance(l->ring, l->at, err);
+        if (l->own == sl_ring_pos(l->ring, SL_CHUNK_VALIDATED)) continue;
+        int rc = sl_ring_advance(l->ring, l->own, err);
         if (rc) return rc;
+        gr->swept = true;
     }
     return 0;
 }
@@ -254,6 +262,8 @@ static int read_lanes(sl_gather *g, group *gr, bool *complete, sl_err *err) {
         moved = 1;
     }
     int rc = pass_stale(gr, err);
+    if (gr->swept) sl_bell_ring(g->st->boot->procs[WRITER_PROC].bell_fd);
+    gr->swept = false;
     return rc ? rc : moved;
 }
 
@@ -348,7 +358,11 @@ static int hand_on(sl_gather *g, group *gr, sl_err *err) {
     gr->cur++;
     gr->epoch = 0;
     gr->open = gr->ready = false;
-    for (uint32_t r = 0; r < gr->tp; r++) gr->lane[r].started = gr->lane[r].done = false;
+    for (uint32_t r = 0; r < gr->tp; r++) {
+        lane *l = &gr->lane[r];
+        l->started = l->done = false;
+        l->own = l->at;
+    }
     return 0;
 }
 
