@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 #define SL_BPE_NONE      (-1)
-#define SL_BPE_MAX_IDS   (1 << 24)  /* more tokens than any vocabulary; bounds memory that a hostile file can ask for */
+#define SL_BPE_MAX_IDS   (1 << 22)  /* more tokens than any vocabulary; bounds memory that a hostile file can ask for */
 #define SL_BPE_MAX_PIECE (16 << 20) /* longest piece in bytes; some 800 MiB of scratch at the very most */
 
 typedef enum { SL_BPE_BYTES, SL_BPE_CHARS } sl_bpe_units;
