@@ -75,7 +75,7 @@ static const sl_config_key keys[] = {
     {"memory", "hugepages", SL_KEY_BOOL, 0, 1, "", "yes", "Put the rings on huge pages when the pool has room.", C(hugepages)},
     {"memory", "limit", SL_KEY_SIZE, 0, MAX64, "", "0", "Refuse a memory plan above this; 0: what is available.", C(memory_limit)},
 
-    {"supervise", "watchdog", SL_KEY_MS, 100, 86400e3, "", "60s", "A stage without a heartbeat for this long is killed and restarted.", C(watchdog_ms)},
+    {"supervise", "watchdog", SL_KEY_MS, 100, 86400e3, "", "1m", "A stage without a heartbeat for this long is killed and restarted.", C(watchdog_ms)},
     {"supervise", "watchdog_load", SL_KEY_MS, 100, 864000e3, "", "30m", "The same while it starts or loads weights.", C(watchdog_load_ms)},
     {"supervise", "watchdog_rank", SL_KEY_MS, 100, 864000e3, "", "15m", "The same for a rank inside a batch.", C(watchdog_rank_ms)},
     {"supervise", "backoff_min", SL_KEY_MS, 1, 3600e3, "", "10ms", "Wait before the first restart; doubles with each death without progress...", C(backoff_min_ms)},

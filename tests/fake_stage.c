@@ -1,0 +1,51 @@
+/* A stage of every role that does no work, for test_supervise: it attaches like a real one, beats, and does what the
+ * file <store>/do.<name> says (one line, read once a life and deleted first): "exit N", "kill", "hang", "die" (SIGKILL
+ * in every life until the file <store>/stop exists). While draining it ends with 0. A rank's life number is appended to
+ * <store>/lives.<name>. */
+#include "ipc/boot.h"
+#include "ipc/doorbell.h"
+#include "ipc/log.h"
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static sl_role role_of(const char *program) {
+    return strstr(program, "feeder")   ? SL_ROLE_FEEDER
+           : strstr(program, "gather") ? SL_ROLE_GATHER
+           : strstr(program, "writer") ? SL_ROLE_WRITER
+                                       : SL_ROLE_RANK;
+}
+
+static void obey(const sl_stage *s) {
+    char path[1200], what[64] = "";
+    snprintf(path, sizeof path, "%s/do.%s", s->boot->store, s->me->name);
+    FILE *f = fopen(path, "r");
+    if (!f) return;
+    if (!fgets(what, sizeof what, f)) what[0] = 0;
+    fclose(f);
+    if (strncmp(what, "die", 3)) unlink(path);
+    if (!strncmp(what, "exit ", 5)) _exit(atoi(what + 5));
+    if (!strncmp(what, "kill", 4) || !strncmp(what, "die", 3)) kill(getpid(), SIGKILL);
+    if (!strncmp(what, "hang", 4)) pause();
+}
+
+int main(int argc, char **argv) {
+    sl_stage s;
+    sl_err e = {0};
+    if (sl_stage_open(&s, argc, argv, role_of(argv[0]), &e)) return sl_stage_fail(NULL, &e);
+    char path[1200];
+    snprintf(path, sizeof path, "%s/lives.%s", s.boot->store, s.me->name);
+    FILE *f = fopen(path, "a");
+    if (f) fprintf(f, "%u\n", s.me->role == SL_ROLE_RANK ? atomic_load(&s.ctl[1 + s.me->group].epoch) : 0), fclose(f);
+    sl_metric_set(s.metrics, SL_M_STATE, SL_ST_READY);
+    while (!atomic_load(&s.ctl[0].draining)) {
+        struct pollfd p[1];
+        sl_bell_drain(s.bell);
+        sl_metric_beat(s.metrics);
+        obey(&s);
+        sl_bell_wait(s.bell, p, 1, 20);
+    }
+    return 0;
+}

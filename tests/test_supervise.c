@@ -1,0 +1,351 @@
+/* supervise: restarts, group epochs, the suspect and poison rule, back-off, budget, watchdog and drain, with stages
+ * that do nothing but obey (fake_stage.c). argv[1]: the folder with sluice-feeder ... as links to fake_stage. */
+#include "daemon/supervise.h"
+#include "daemon/status.h"
+#include "ipc/wire.h"
+#include <poll.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+static const char *stage_dir;
+
+typedef struct world {
+    sl_config cfg;
+    sl_topo topo;
+    sl_super super;
+    sl_ring *producer, *gathered;
+} world;
+
+static world *start(uint32_t dp, uint32_t tp) {
+    world *w = calloc(1, sizeof *w);
+    sl_config *c = &w->cfg;
+    sl_boot *b = &c->boot;
+    sl_err e = {0};
+    assert_non_null(w);
+    sl_config_default(c);
+    strcpy(b->store, "/tmp/sl-super-XXXXXX");
+    assert_non_null(mkdtemp(b->store));
+    strcpy(b->model, "/m"), strcpy(b->feed_addr, "ipc:///tmp/f"), strcpy(b->sock_progress, "ipc:///tmp/p"),
+        strcpy(b->sock_control, "ipc:///tmp/c");
+    b->dp = dp, b->tp = tp, b->n_layers = 4, b->width = 8, b->vocab = 100, b->elem_size = 2, b->threads = 1;
+    b->n_captures = 1, b->captures[0].hidx = 4, b->batch_tokens = b->max_length = 16, b->max_batch_rows = 4,
+    b->chunk_rows = 16;
+    snprintf(c->stage_dir, sizeof c->stage_dir, "%s", stage_dir);
+    c->backoff_min_ms = 1, c->backoff_max_ms = 8, c->restart_budget = 100, c->watchdog_ms = 600,
+    c->watchdog_rank_ms = 600;
+    b->log_level = SL_ERROR;
+    if (sl_topo_plan(&w->topo, b, c, &e) || sl_topo_create(&w->topo, false, &e)) fail_msg("%s", e.msg);
+    assert_int_equal(sl_ring_attach(&w->producer, b->groups[0].batch_fd, SL_RING_PRODUCER, &e), 0);
+    assert_int_equal(sl_ring_attach(&w->gathered, b->groups[0].batch_fd, SL_BATCH_GATHERED, &e), 0);
+    if (sl_super_start(&w->super, c, &w->topo, &e)) fail_msg("%s", e.msg);
+    return w;
+}
+
+static void finish(world *w) {
+    char cmd[1200];
+    sl_super_kill(&w->super, "test over");
+    sl_ring_detach(w->producer), sl_ring_detach(w->gathered);
+    sl_topo_destroy(&w->topo);
+    snprintf(cmd, sizeof cmd, "rm -rf %s", w->cfg.boot.store);
+    assert_int_equal(system(cmd), 0);
+    free(w);
+}
+
+/* Turn until `done` holds; the result of the last step. */
+static int run(world *w, bool (*done)(world *), int seconds, sl_err *e) {
+    uint64_t end = sl_now_ns() + (uint64_t)seconds * 1000000000ull;
+    for (;;) {
+        struct pollfd p[SL_MAX_PROCS];
+        int n = sl_super_pollfds(&w->super, p, SL_MAX_PROCS), t = sl_super_timeout(&w->super, sl_now_ns());
+        poll(p, (nfds_t)n, t < 10 ? t : 10);
+        int rc = sl_super_step(&w->super, sl_now_ns(), e);
+        if (rc <= 0 || (done && done(w))) return rc;
+        if (sl_now_ns() > end) {
+            for (uint64_t i = 0; i < w->super.n_events && i < SL_SUPER_EVENTS; i++)
+                print_message("%s: %s\n", w->super.event[i].who, w->super.event[i].msg);
+            fail_msg("did not come about in %d s", seconds);
+        }
+    }
+}
+
+static void order(world *w, const char *stage, const char *what) {
+    char path[1200], tmp[1200];
+    snprintf(path, sizeof path, "%s/do.%s", w->cfg.boot.store, stage);
+    snprintf(tmp, sizeof tmp, "%s/tmp", w->cfg.boot.store);
+    FILE *f = fopen(tmp, "w");
+    assert_non_null(f);
+    fputs(what, f);
+    fclose(f);
+    assert_int_equal(rename(tmp, path), 0);
+}
+
+static void publish(world *w, uint32_t rows) {
+    sl_desc_input *d = (sl_desc_input *)(void *)sl_ring_stage(w->producer, 1);
+    assert_non_null(d);
+    d->h.kind = SL_DESC_INPUT, d->n_rows = rows;
+    sl_ring_publish(w->producer);
+}
+
+static bool ready(world *w) {
+    return sl_super_ready(&w->super);
+}
+static unsigned want_epoch, want_proc, want_restarts;
+static uint32_t epoch(world *w, int g) {
+    return atomic_load(&w->topo.ctl[1 + g].epoch);
+}
+static bool at_epoch(world *w) {
+    return epoch(w, 0) >= want_epoch && ready(w);
+}
+static bool restarted(world *w) {
+    return w->super.proc[want_proc].restarts >= want_restarts && ready(w);
+}
+static bool no_suspect(world *w) {
+    return !atomic_load(&w->topo.ctl[1].suspect);
+}
+
+static void one_rank_dies_and_its_group_alone_restarts(void **s) {
+    (void)s;
+    world *w = start(2, 2);
+    sl_err e = {0};
+    assert_int_equal(run(w, ready, 10, &e), 1);
+    int feeder = w->super.proc[SL_PROC_FEEDER].pid, other = w->super.proc[SL_PROC_RANKS + 2].pid,
+        mate = w->super.proc[SL_PROC_RANKS].pid;
+    order(w, "rank0.1", "kill");
+    want_epoch = 2;
+    assert_int_equal(run(w, at_epoch, 10, &e), 1);
+    assert_int_equal(epoch(w, 0), 2);
+    assert_int_equal(epoch(w, 1), 1);
+    assert_int_equal(w->super.proc[SL_PROC_FEEDER].pid, feeder);
+    assert_int_equal(w->super.proc[SL_PROC_RANKS + 2].pid, other);
+    assert_int_not_equal(w->super.proc[SL_PROC_RANKS].pid, mate); /* all ranks of the group are new */
+    assert_int_equal(kill(mate, 0), -1);                          /* and the old one is gone and reaped */
+    assert_int_equal(w->super.proc[SL_PROC_RANKS].restarts, 1);
+    assert_int_equal(w->super.proc[SL_PROC_RANKS + 2].restarts, 0);
+    finish(w);
+}
+
+static void feeder_gather_and_writer_are_domains_of_their_own(void **s) {
+    (void)s;
+    static const char *const names[] = {"", "feeder", "gather", "writer"};
+    world *w = start(1, 1);
+    sl_err e = {0};
+    assert_int_equal(run(w, ready, 10, &e), 1);
+    for (unsigned p = 1; p <= 3; p++) {
+        order(w, names[p], p == 2 ? "exit 70" : "kill");
+        want_proc = p, want_restarts = 1;
+        assert_int_equal(run(w, restarted, 10, &e), 1);
+    }
+    assert_int_equal(w->super.proc[SL_PROC_RANKS].restarts, 0);
+    assert_int_equal(epoch(w, 0), 1);
+    finish(w);
+}
+
+static void two_deaths_make_suspects_and_a_lone_row_is_poison(void **s) {
+    (void)s;
+    world *w = start(1, 1);
+    sl_err e = {0};
+    sl_ctl_page *ctl = &w->topo.ctl[1];
+    assert_int_equal(run(w, ready, 10, &e), 1);
+    publish(w, 3); /* position 0: three rows */
+    publish(w, 1); /* position 1: one row */
+    for (want_epoch = 2; want_epoch <= 4; want_epoch++) {
+        order(w, "rank0.0", "kill");
+        assert_int_equal(run(w, at_epoch, 10, &e), 1);
+        assert_int_equal(atomic_load(&ctl->deaths), want_epoch - 1);
+        assert_int_equal(atomic_load(&ctl->suspect), want_epoch >= 3);
+        assert_int_equal(atomic_load(&ctl->poison_bpos), 0); /* three rows: nobody knows which */
+    }
+    assert_int_equal(sl_ring_advance(w->gathered, 1, &e), 0); /* progress: the count starts again */
+    order(w, "rank0.0", "kill");
+    assert_int_equal(run(w, at_epoch, 10, &e), 1);
+    assert_int_equal(atomic_load(&ctl->deaths), 1);
+    assert_int_equal(atomic_load(&ctl->poison_bpos), 0);
+    want_epoch = 6;
+    order(w, "rank0.0", "kill");
+    assert_int_equal(run(w, at_epoch, 10, &e), 1);
+    assert_int_equal(atomic_load(&ctl->poison_bpos), 2); /* position 1, in flight at two deaths in a row */
+    assert_int_equal(atomic_load(&ctl->suspect), 1);
+    assert_int_equal(sl_ring_advance(w->gathered, 2, &e), 0);
+    assert_int_equal(run(w, no_suspect, 10, &e), 1);
+    assert_int_equal(atomic_load(&ctl->deaths), 0);
+    finish(w);
+}
+
+static void idle_deaths_blame_no_row(void **s) {
+    (void)s;
+    world *w = start(1, 1);
+    sl_err e = {0};
+    assert_int_equal(run(w, ready, 10, &e), 1);
+    for (want_epoch = 2; want_epoch <= 4; want_epoch++) {
+        order(w, "rank0.0", "kill");
+        assert_int_equal(run(w, at_epoch, 10, &e), 1);
+    }
+    assert_int_equal(atomic_load(&w->topo.ctl[1].deaths), 0);
+    assert_int_equal(atomic_load(&w->topo.ctl[1].suspect), 0);
+    finish(w);
+}
+
+static void budget_ends_the_daemon(void **s) {
+    (void)s;
+    world *w = start(1, 1);
+    sl_err e = {0};
+    w->cfg.restart_budget = 5;
+    assert_int_equal(run(w, ready, 10, &e), 1);
+    order(w, "writer", "die");
+    assert_int_equal(run(w, NULL, 20, &e), SL_ETEMP);
+    if (!strstr(e.msg, "writer died 6 times")) fail_msg("%s", e.msg);
+    assert_int_equal(w->super.proc[SL_PROC_WRITER].restarts, 5);
+    assert_int_equal(w->super.proc[SL_PROC_FEEDER].pid, 0); /* nobody is left behind */
+    finish(w);
+}
+
+static void progress_gives_the_budget_back(void **s) {
+    (void)s;
+    world *w = start(1, 1);
+    sl_err e = {0};
+    w->cfg.restart_budget = 2;
+    assert_int_equal(run(w, ready, 10, &e), 1);
+    for (want_epoch = 2; want_epoch <= 7; want_epoch++) {
+        publish(w, 1);
+        assert_int_equal(sl_ring_advance(w->gathered, sl_ring_pos(w->gathered, SL_BATCH_PUBLISHED), &e), 0);
+        order(w, "rank0.0", "kill");
+        assert_int_equal(run(w, at_epoch, 10, &e), 1);
+    }
+    finish(w);
+}
+
+static void configuration_is_not_restarted(void **s) {
+    (void)s;
+    world *w = start(1, 1);
+    sl_err e = {0};
+    assert_int_equal(run(w, ready, 10, &e), 1);
+    order(w, "rank0.0", "exit 78");
+    assert_int_equal(run(w, NULL, 10, &e), SL_ECONFIG);
+    assert_non_null(strstr(e.msg, "rank0.0 refused to run"));
+    assert_int_equal(w->super.proc[SL_PROC_RANKS].restarts, 0);
+    finish(w);
+}
+
+static void watchdog_kills_what_hangs(void **s) {
+    (void)s;
+    world *w = start(1, 1);
+    sl_err e = {0};
+    assert_int_equal(run(w, ready, 10, &e), 1);
+    order(w, "gather", "hang");
+    want_proc = SL_PROC_GATHER, want_restarts = 1;
+    assert_int_equal(run(w, restarted, 10, &e), 1);
+    bool warned = false, killed = false;
+    for (uint64_t i = 0; i < w->super.n_events; i++) {
+        warned |= strstr(w->super.event[i].msg, "no heartbeat for") && strstr(w->super.event[i].msg, "state");
+        killed |= strstr(w->super.event[i].msg, "): killed") != NULL;
+    }
+    assert_true(warned && killed);
+    assert_int_equal(w->super.proc[SL_PROC_FEEDER].restarts, 0); /* an idle stage is not a hanging one */
+    finish(w);
+}
+
+static void drain_ends_with_zero(void **s) {
+    (void)s;
+    world *w = start(2, 2);
+    sl_err e = {0};
+    assert_int_equal(run(w, ready, 10, &e), 1);
+    sl_super_drain(&w->super, "test");
+    assert_int_equal(run(w, NULL, 10, &e), 0);
+    for (unsigned p = 1; p < w->cfg.boot.n_procs; p++) assert_true(w->super.proc[p].done);
+    finish(w);
+}
+
+static void death_while_draining_is_made_good(void **s) {
+    (void)s;
+    world *w = start(1, 2);
+    sl_err e = {0};
+    assert_int_equal(run(w, ready, 10, &e), 1);
+    kill(w->super.proc[SL_PROC_RANKS + 1].pid, SIGKILL);
+    sl_super_drain(&w->super, "test");
+    assert_int_equal(run(w, NULL, 10, &e), 0);
+    assert_int_equal(epoch(w, 0), 2);
+    finish(w);
+}
+
+static void backoff_doubles_to_its_limit(void **s) {
+    (void)s;
+    world *w = start(1, 1);
+    sl_err e = {0};
+    assert_int_equal(run(w, ready, 10, &e), 1);
+    order(w, "feeder", "die");
+    want_proc = SL_PROC_FEEDER, w->cfg.restart_budget = 6;
+    assert_int_equal(run(w, NULL, 20, &e), SL_ETEMP);
+    static const char *const waits[] = {"restart in 1 ms", "restart in 2 ms", "restart in 4 ms",
+                                        "restart in 8 ms", "restart in 8 ms", "restart in 8 ms"};
+    unsigned seen = 0;
+    for (uint64_t i = 0; i < w->super.n_events; i++)
+        if (strstr(w->super.event[i].msg, "restart in")) {
+            assert_true(seen < 6);
+            if (!strstr(w->super.event[i].msg, waits[seen])) fail_msg("%s", w->super.event[i].msg);
+            seen++;
+        }
+    assert_int_equal(seen, 6);
+    finish(w);
+}
+
+/* The status map has every key of its manual and counts what happened. */
+static void status_tells(void **s) {
+    (void)s;
+    static const char *const keys[] = {"t",      "v",     "time",   "uptime", "run",    "pid",     "state",
+                                       "model",  "store", "feed",   "layout", "states", "rows",    "life",
+                                       "tokens", "bytes", "rate",   "eta",    "nll",    "rejects", "disk",
+                                       "stages", "rings", "groups", "events"};
+    world *w = start(1, 2);
+    sl_err e = {0};
+    sl_preflight p = {.token_bytes = 16};
+    sl_status st;
+    assert_int_equal(run(w, ready, 10, &e), 1);
+    order(w, "rank0.0", "kill");
+    want_epoch = 2;
+    assert_int_equal(run(w, at_epoch, 10, &e), 1);
+    assert_int_equal(sl_status_open(&st, &w->cfg, &p, &w->topo, &w->super, &e), 0);
+    assert_int_equal(sl_status_update(&st, sl_now_ns(), &e), 0);
+    msgpack_sbuffer b;
+    msgpack_sbuffer_init(&b);
+    sl_status_pack(&st, &b);
+    msgpack_unpacked u;
+    if (sl_wire_unpack(&u, b.data, b.size, &e)) fail_msg("%s", e.msg);
+    assert_int_equal(u.data.via.map.size, sizeof keys / sizeof *keys);
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        if (!sl_wire_get(&u.data, keys[i])) fail_msg("no key %s", keys[i]);
+    const msgpack_object *stages = sl_wire_get(&u.data, "stages");
+    assert_int_equal(stages->via.array.size, 5);
+    uint64_t v;
+    assert_int_equal(sl_wire_u64(&stages->via.array.ptr[1], "restarts", &v, &e), 0); /* rank0.0: after the feeder */
+    assert_int_equal(v, 1);
+    msgpack_unpacked_destroy(&u);
+    msgpack_sbuffer_destroy(&b);
+    finish(w);
+}
+
+int main(int argc, char **argv) {
+    if (argc < 2) return fprintf(stderr, "usage: test_supervise STAGE_DIR\n"), 2;
+    stage_dir = argv[1];
+    sl_log_init("test", SL_ERROR);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(one_rank_dies_and_its_group_alone_restarts),
+        cmocka_unit_test(feeder_gather_and_writer_are_domains_of_their_own),
+        cmocka_unit_test(two_deaths_make_suspects_and_a_lone_row_is_poison),
+        cmocka_unit_test(idle_deaths_blame_no_row),
+        cmocka_unit_test(budget_ends_the_daemon),
+        cmocka_unit_test(progress_gives_the_budget_back),
+        cmocka_unit_test(configuration_is_not_restarted),
+        cmocka_unit_test(watchdog_kills_what_hangs),
+        cmocka_unit_test(drain_ends_with_zero),
+        cmocka_unit_test(death_while_draining_is_made_good),
+        cmocka_unit_test(backoff_doubles_to_its_limit),
+        cmocka_unit_test(status_tells),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
