@@ -2,6 +2,7 @@
 #include "tools/cli.h"
 #include "tools/commands.h"
 #include "tools/bench_store.h"
+#include "tools/bench_tokenize.h"
 #include "stages/compute/bench.h"
 #include "kernels/ops.h"
 #include <jansson.h>
@@ -287,6 +288,7 @@ static const struct {
     {"capture", bench_capture, "forward pass with and without capture"},
     {"store", sl_bench_cmd_store, "writer throughput, commits included"},
     {"codec", sl_bench_cmd_codec, "compression ratio and speed of one thread"},
+    {"tokenize", sl_bench_cmd_tokenize, "text to token ids on one thread"},
 };
 
 static int overview(FILE *f) {
