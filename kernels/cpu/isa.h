@@ -64,6 +64,8 @@ typedef struct sl_isa {
      * block (kn may reach the row's end). Products are plain f32: rounding
      * to bf16, once, is the caller's where activations are bf16. */
     void (*dequant)(float *dst, const sl_mat *w, int64_t e, int64_t row, int64_t k0, int64_t kn);
+
+    double (*peak)(int64_t n); /* n rounds of multiply-adds in registers; returns how many operations that was */
 } sl_isa;
 
 extern const sl_isa sl_isa_base, sl_isa_avx2, sl_isa_avx512, sl_isa_avx512bf16;

@@ -298,6 +298,25 @@ static void FN(pack_v_bf16)(uint16_t *dst, const uint16_t *src, int64_t ld, int3
 }
 #endif
 
+/* ---- peak: what the multiply-add units do when nothing is loaded ---- */
+
+static double FN(peak)(int64_t n) {
+    vf a[12];
+    volatile float in = 1.0f;
+    vf x = vf_set(in * 0.999f), y = vf_set(in * 0.001f);
+    UNROLL(12)
+    for (int i = 0; i < 12; i++) a[i] = vf_set(in + (float)i);
+    for (int64_t r = 0; r < n; r++) {
+        UNROLL(12)
+        for (int i = 0; i < 12; i++) a[i] = a[i] * x + y;
+    }
+    vf s = {};
+    UNROLL(12)
+    for (int i = 0; i < 12; i++) s += a[i];
+    in = s[0];
+    return (double)n * 12 * VL * 2;
+}
+
 /* ---- the table ----------------------------------------------------------------------------------------------------
  */
 
@@ -335,4 +354,5 @@ const sl_isa FN(sl_isa) = {
     .rope_row = FN(sl_row_rope),
     .fingerprint = FN(sl_row_fingerprint),
     .dequant = FN(sl_row_dequant),
+    .peak = FN(peak),
 };
