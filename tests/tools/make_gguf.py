@@ -16,6 +16,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from checkpoint_io import read_checkpoint, write_checkpoint
 
 TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30, "mxfp4": 39}
+FP4_EDGES = [.25, .75, 1.25, 1.75, 2.5, 3.5, 5]  # halfway between neighbours
 FP4 = [0, .5, 1, 1.5, 2, 3, 4, 6, -0.0, -.5, -1, -1.5, -2, -3, -4, -6]
 
 
@@ -70,7 +71,7 @@ def mxfp4(x):
     m, e = max(abs(v) for v in x), 0
     while e < 254 and 6 * 2.0 ** (e - 127) < m: e += 1
     s = 2.0 ** (e - 127)
-    q = [min(range(16), key=lambda c: abs(FP4[c] * s - v)) for v in x]
+    q = [sum(abs(v) > edge * s for edge in FP4_EDGES) | (8 if v < 0 else 0) for v in x]
     return bytes([e]) + nibbles(q), [FP4[c] * s for c in q]
 
 
