@@ -434,9 +434,12 @@ void sl_feed_message(sl_feed *f, uint32_t no, const void *msg, size_t n) {
         on_rows(f, c, no, &u.data);
     else if (len == 5 && !memcmp(t, "flush", 5))
         on_flush(f, c, no);
-    else if (len == 4 && !memcmp(t, "ping", 4))
-        reply_simple(c, "pong");
-    else {
+    else if (len == 4 && !memcmp(t, "ping", 4)) {
+        if (c->hello)
+            reply_simple(c, "pong");
+        else /* a client of an earlier life must notice that this one knows nothing of its rows */
+            reply_err(f, c, "order", "ping before hello");
+    } else {
         sl_err_set(&e, SL_EDATA, "unknown message type '%.*s' (known: hello, rows, flush, ping)",
                    len < 40 ? (int)len : 40, t);
         reply_err(f, c, "unknown", e.msg);
