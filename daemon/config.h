@@ -35,7 +35,7 @@ typedef struct sl_config {
     uint32_t pin_cpus;
     uint32_t watchdog_ms, watchdog_load_ms, watchdog_rank_ms;
     uint32_t backoff_min_ms, backoff_max_ms;
-    uint32_t restart_budget, restart_window_ms;
+    uint32_t restart_budget, restart_window_ms, poison_deaths;
     uint32_t status_ms;
     uint64_t expect_tokens; /* forecast of the whole run, 0 = unknown: disk estimate and ETA */
     bool set[160];          /* which rows of the table were given (index = table row) */

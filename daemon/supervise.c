@@ -134,7 +134,7 @@ static int spawn(sl_super *s, unsigned p, uint64_t now, sl_err *err) {
     int pid = fork();
     if (pid < 0) return sl_err_sys(err, SL_ETEMP, errno, "starting %s", bp->name);
     if (!pid) child(s, p, argv, fds, n, pin ? &cpus : NULL, parent);
-    sp->pid = pid;
+    sp->pid = sp->life = pid;
     sp->pidfd = pidfd_open(pid, 0);
     if (sp->pidfd < 0) {
         rc = sl_err_sys(err, SL_ETEMP, errno, "watching %s", bp->name);
@@ -210,29 +210,46 @@ static uint64_t progress_of(const sl_super *s, const sl_super_domain *d) {
     return sum;
 }
 
+/* Had a rank of the group come as far as computing in the life that has just ended? */
+static bool was_computing(const sl_super *s, const sl_super_domain *d) {
+    const sl_metrics *m = s->topo->metrics;
+    for (unsigned p = d->first; p < d->first + d->n; p++) {
+        uint64_t st = sl_metric_get(m, p, SL_M_STATE);
+        if (sl_metric_get(m, p, SL_M_PID) == (uint64_t)s->proc[p].life && st != SL_ST_BOOT && st != SL_ST_LOADING)
+            return true;
+    }
+    return false;
+}
+
+/* What to think of the batch at position g, which was next to be gathered when the group died for the deaths-th time.
+ */
+static void judge(sl_super *s, sl_super_domain *d, const sl_ring *r, uint64_t g, unsigned deaths) {
+    sl_ctl_page *ctl = &s->topo->ctl[1 + d->group];
+    const sl_desc *desc = sl_ring_at(r, g);
+    uint32_t rows = desc && desc->h.kind == SL_DESC_INPUT ? ((const sl_desc_input *)(const void *)desc)->n_rows : 0;
+    uint32_t limit = rows == 1 ? 2 : s->cfg->poison_deaths;
+    if (rows && limit && deaths >= limit && d->death_pos == g && atomic_load(&ctl->poison_bpos) != g + 1) {
+        atomic_store(&ctl->poison_bpos, g + 1);
+        sl_super_event_add(
+            s, rows == 1 ? SL_WARN : SL_ERROR, d->name,
+            "batch position %llu (%u row%s) was being computed at %u deaths in a row: rejected as POISON",
+            (unsigned long long)g, rows, rows == 1 ? "" : "s, all of them", deaths);
+    }
+    if (deaths >= 2 && !atomic_load(&ctl->suspect)) {
+        atomic_store(&ctl->suspect, 1);
+        sl_super_event_add(s, SL_WARN, d->name, "suspect: %u deaths while computing without a batch gathered", deaths);
+    }
+    d->death_pos = g;
+}
+
 static void group_died(sl_super *s, sl_super_domain *d, bool progress) {
     sl_ctl_page *ctl = &s->topo->ctl[1 + d->group];
     const sl_ring *r = batch_ring(s, (uint32_t)d->group);
     uint64_t g = sl_ring_pos(r, SL_BATCH_GATHERED), pub = sl_ring_pos(r, SL_BATCH_PUBLISHED);
-    unsigned deaths = progress ? 1 : atomic_load(&ctl->deaths) + 1;
-    bool in_flight = g < pub;
-    if (!in_flight) deaths = 0; /* nothing was being computed: no row can be to blame */
-    const sl_desc *desc = in_flight ? sl_ring_at(r, g) : NULL;
-    bool single = desc && desc->h.kind == SL_DESC_INPUT && ((const sl_desc_input *)(const void *)desc)->n_rows == 1;
-    if (single && deaths >= 2 && d->death_pos == g && atomic_load(&ctl->poison_bpos) != g + 1) {
-        atomic_store(&ctl->poison_bpos, g + 1);
-        sl_super_event_add(s, SL_WARN, d->name,
-                           "the row alone in batch position %llu was in flight at %u deaths in a row: "
-                           "it is rejected as POISON",
-                           (unsigned long long)g, deaths);
-    }
-    d->death_pos = g, d->suspect_until = pub;
+    unsigned deaths = progress ? 0 : atomic_load(&ctl->deaths);
+    if (g < pub && was_computing(s, d)) judge(s, d, r, g, ++deaths);
+    d->suspect_until = pub;
     atomic_store(&ctl->deaths, deaths);
-    if (deaths >= 2 && !atomic_load(&ctl->suspect)) {
-        atomic_store(&ctl->suspect, 1);
-        sl_super_event_add(s, SL_WARN, d->name, "%u deaths without a batch gathered: rows in flight are run one by one",
-                           deaths);
-    }
     uint32_t epoch = atomic_load(&ctl->epoch) + 1;
     atomic_store(&ctl->epoch, epoch); /* only now: every rank of the old epoch has been reaped */
     sl_super_event_add(s, SL_INFO, d->name, "epoch %u: ranks go on at batch position %llu", epoch,

@@ -15,9 +15,11 @@
  * progress within `restart_window` use the budget up. A stage that exits with 78 (configuration) or 2 (usage) is not
  * restarted: the daemon fails with its code.
  *
- * Poison. deaths counts a group's deaths with no batch gathered in between; from two on `suspect` is set and the feeder
- * isolates rows; a single-row batch that was the next to be gathered at two deaths in a row is poison. suspect is taken back
- * when everything that was published at the last death is gathered.
+ * Poison. deaths counts a group's deaths with no batch gathered in between, while at least one of its ranks had its weights
+ * loaded: a rank that cannot even start blames no row. From two on `suspect` is set, on which a feeder that can isolates
+ * rows. The batch that was next to be gathered is poison when it is a row alone and was there at two deaths in a row, or
+ * when it holds several rows and was there at `poison_deaths`: then all of them are rejected by name, so that the flow goes
+ * on. suspect is taken back when everything that was published at the last death is gathered.
  *
  * Watchdog. Every second each bell is rung, so an idle stage turns its loop; a heartbeat that stands still for the limit
  * (watchdog; watchdog_load while starting or loading; watchdog_rank for ranks) is logged at half of it and killed at it.
@@ -33,6 +35,7 @@ typedef enum { SL_DOM_WAIT, SL_DOM_RUNNING, SL_DOM_KILLING, SL_DOM_DONE } sl_dom
 
 typedef struct sl_super_proc {
     int pid, pidfd; /* 0, -1: not running */
+    int life;       /* pid of the newest life, running or not */
     bool done;      /* exited 0 while draining */
     bool warned;    /* watchdog: half of the limit has passed */
     uint64_t beat, beat_ns;
@@ -50,7 +53,7 @@ typedef struct sl_super_domain {
     unsigned budget_used;
     uint64_t window_ns, progress;
     /* groups */
-    uint64_t death_pos;     /* gathered at the last death */
+    uint64_t death_pos;     /* gathered at the last death that may blame a row */
     uint64_t suspect_until; /* published at the last death */
 } sl_super_domain;
 

@@ -1,6 +1,6 @@
 /* A stage of every role that does no work, for test_supervise: it attaches like a real one, beats, and does what the
- * file <store>/do.<name> says (one line, read once a life and deleted first): "exit N", "kill", "hang", "die" (SIGKILL
- * in every life until the file <store>/stop exists). While draining it ends with 0. A rank's life number is appended to
+ * file <store>/do.<name> says: "exit N", "kill", "hang" (once), or "die" and "loading" (SIGKILL in every life; later lives
+ * then die before they are READY). While draining it ends with 0. Each life adds a line with its epoch to
  * <store>/lives.<name>. */
 #include "ipc/boot.h"
 #include "ipc/doorbell.h"
@@ -25,10 +25,11 @@ static void obey(const sl_stage *s) {
     if (!f) return;
     if (!fgets(what, sizeof what, f)) what[0] = 0;
     fclose(f);
-    if (strncmp(what, "die", 3)) unlink(path);
+    if (strncmp(what, "die", 3) && strncmp(what, "loading", 7)) unlink(path);
     if (!strncmp(what, "exit ", 5)) _exit(atoi(what + 5));
     if (!strncmp(what, "kill", 4) || !strncmp(what, "die", 3)) kill(getpid(), SIGKILL);
     if (!strncmp(what, "hang", 4)) pause();
+    if (!strncmp(what, "loading", 7)) kill(getpid(), SIGKILL);
 }
 
 int main(int argc, char **argv) {
@@ -39,6 +40,7 @@ int main(int argc, char **argv) {
     snprintf(path, sizeof path, "%s/lives.%s", s.boot->store, s.me->name);
     FILE *f = fopen(path, "a");
     if (f) fprintf(f, "%u\n", s.me->role == SL_ROLE_RANK ? atomic_load(&s.ctl[1 + s.me->group].epoch) : 0), fclose(f);
+    obey(&s); /* "loading": dies here, before it is ready, in every life but the first */
     sl_metric_set(s.metrics, SL_M_STATE, SL_ST_READY);
     while (!atomic_load(&s.ctl[0].draining)) {
         struct pollfd p[1];

@@ -102,6 +102,9 @@ static uint32_t epoch(world *w, int g) {
 static bool at_epoch(world *w) {
     return epoch(w, 0) >= want_epoch && ready(w);
 }
+static bool past_epoch(world *w) {
+    return epoch(w, 0) >= want_epoch;
+}
 static bool restarted(world *w) {
     return w->super.proc[want_proc].restarts >= want_restarts && ready(w);
 }
@@ -174,6 +177,36 @@ static void two_deaths_make_suspects_and_a_lone_row_is_poison(void **s) {
     assert_int_equal(sl_ring_advance(w->gathered, 2, &e), 0);
     assert_int_equal(run(w, no_suspect, 10, &e), 1);
     assert_int_equal(atomic_load(&ctl->deaths), 0);
+    finish(w);
+}
+
+static void several_rows_are_poison_only_after_many_deaths(void **s) {
+    (void)s;
+    world *w = start(1, 2);
+    sl_err e = {0};
+    sl_ctl_page *ctl = &w->topo.ctl[1];
+    w->cfg.poison_deaths = 4;
+    assert_int_equal(run(w, ready, 10, &e), 1);
+    publish(w, 3);
+    for (want_epoch = 2; want_epoch <= 5; want_epoch++) {
+        order(w, "rank0.1", "kill");
+        assert_int_equal(run(w, at_epoch, 10, &e), 1);
+        assert_int_equal(atomic_load(&ctl->poison_bpos), want_epoch == 5 ? 1 : 0);
+    }
+    finish(w);
+}
+
+static void a_rank_that_cannot_load_blames_no_row(void **s) {
+    (void)s;
+    world *w = start(1, 1);
+    sl_err e = {0};
+    assert_int_equal(run(w, ready, 10, &e), 1);
+    publish(w, 1);
+    order(w, "rank0.0", "loading"); /* from now on every life dies before it is READY */
+    want_epoch = 6;
+    assert_int_equal(run(w, past_epoch, 10, &e), 1);
+    assert_true(atomic_load(&w->topo.ctl[1].deaths) <= 1); /* the first life had been READY */
+    assert_int_equal(atomic_load(&w->topo.ctl[1].poison_bpos), 0);
     finish(w);
 }
 
@@ -337,6 +370,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(one_rank_dies_and_its_group_alone_restarts),
         cmocka_unit_test(feeder_gather_and_writer_are_domains_of_their_own),
         cmocka_unit_test(two_deaths_make_suspects_and_a_lone_row_is_poison),
+        cmocka_unit_test(several_rows_are_poison_only_after_many_deaths),
+        cmocka_unit_test(a_rank_that_cannot_load_blames_no_row),
         cmocka_unit_test(idle_deaths_blame_no_row),
         cmocka_unit_test(budget_ends_the_daemon),
         cmocka_unit_test(progress_gives_the_budget_back),
