@@ -217,6 +217,7 @@ static const struct {
     {"attention_multiplier", NAN, "a given attention scale"},
     {"clip_qkv", NAN, "clipped q, k, v"},
     {"alibi", 0, "alibi positions"},
+    {"use_mrope", 0, "rope over several axes"},
     {"use_qk_norm", 0, "q/k norms in this family"},
     {"qk_layernorm", 0, "q/k norms in this family"},
     {"use_parallel_residual", 0, "parallel residuals"},
