@@ -3,7 +3,8 @@
  *
  * Every row is the best of `runs` calls, ours and the peers' in turn, on random data. OpenBLAS and oneDNN are looked
  * for at run time (the program does not link them) and multiply f32 by f32, weights converted beforehand at no charge
- * to them; ours reads the weights in their storage format. On a busy machine compare the ratios within a row. */
+ * to them; ours reads the weights in their storage format. With one thread the time is that
+ * thread's processor time; with more it is the wall clock's, so on a busy machine compare the ratios within a row. */
 #ifndef SL_KERNELS_BENCH_H
 #define SL_KERNELS_BENCH_H
 #include "kernels/ops.h"

@@ -1,6 +1,7 @@
 #include "kernels/cpu/cpu.h"
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* ---- instruction sets -----------------------------------------------------------------------------------------------
  */
@@ -202,6 +203,8 @@ int sl_ops_cpu_create_isa(sl_ops **out, int threads, sl_dtype act, const char *i
     c->isa = use;
     c->bf = act == SL_BF16;
     c->threads = threads;
+    long l2 = sysconf(_SC_LEVEL2_CACHE_SIZE); /* 0 or -1 where the system does not say */
+    c->b_bytes = l2 > 0 && l2 / 2 < SL_GEMM_B_BYTES ? l2 / 2 : SL_GEMM_B_BYTES;
     for (int t = 0; t < threads; t++) {
         if (!(c->scratch[t] = aligned_alloc(4096, SL_GEMM_SCRATCH))) {
             rc = sl_err_set(err, SL_ETEMP, "no memory for the scratch of compute thread %d of %d", t + 1, threads);

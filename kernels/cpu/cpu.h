@@ -12,6 +12,7 @@ typedef struct sl_cpu {
     int threads;
     int bf;                 /* activations are bf16 */
     uint8_t *scratch[1024]; /* one a thread, SL_GEMM_SCRATCH bytes */
+    int64_t b_bytes;        /* panels of one block of W, SL_GEMM_B_BYTES at most */
     uint8_t *ws;            /* the caller's workspace */
     uint64_t ws_bytes;
     float *own; /* small buffer of route and nll, grown when needed */

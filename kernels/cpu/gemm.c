@@ -128,7 +128,8 @@ static void gemm_part(void *arg, int tid, int threads) {
     const int64_t K = j->g->w->k, most_k = j->x_f32 ? SL_GEMM_KC_F32 : SL_GEMM_KC, kc = K < most_k ? K : most_k,
                   nr = isa->nr;
     const int64_t panel = (j->dot ? (kc + 1) / 2 * 4 : kc * 4) * nr;
-    int64_t nc = SL_GEMM_B_BYTES / panel * nr, mc = INT64_MAX;
+    int64_t nc = j->c->b_bytes / panel * nr, mc = INT64_MAX;
+    if (nc < nr) nc = nr;
     if (K > kc) {
         mc = SL_GEMM_MC;
         int64_t most = ACC_BYTES / (4 * mc) / nr * nr;

@@ -11,7 +11,7 @@ struct sl_cpu;
 
 #define SL_GEMM_KC      2048       /* k of one block, a multiple of every format's block */
 #define SL_GEMM_KC_F32  512        /* the same for f32 activations: shorter chains of sums, for the sake of precision */
-#define SL_GEMM_B_BYTES (1u << 20) /* panels of one block: half an L2 */
+#define SL_GEMM_B_BYTES (1u << 20) /* panels of one block at most; half of the second cache where that is smaller */
 #define SL_GEMM_MC      960        /* rows of one block when k is cut */
 #define SL_GEMM_SCRATCH (5u << 20)
 

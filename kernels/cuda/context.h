@@ -36,6 +36,9 @@ struct SlCuda {
     void *fp_dev = nullptr; /* fingerprint partials and results */
     uint64_t fp_cap = 0;
     float *nll_dev = nullptr;
+    char *route_dev = nullptr; /* router's workspace when the caller set none */
+    uint64_t route_cap = 0;
+    void *head_dev = nullptr; /* lm_head in the activation type, when the file has another */
 };
 
 /* Formats "what (cuda error) at file:line" into err. Out of memory is SL_ETEMP, everything else SL_EINTERNAL. */
@@ -105,7 +108,6 @@ static inline bool aligned16(const void *p) {
 
 /* ---- launchers, one file each ---- */
 /* elementwise.cu */
-int sl_cuda_embed(SlCuda *c, void *out, const int32_t *ids, int64_t T, const sl_mat *table, float scale, sl_err *err);
 int sl_cuda_rmsnorm(SlCuda *c, void *out, int64_t os, const void *x, int64_t xs, int64_t T, int64_t groups, int64_t d,
                     const float *w, float eps, sl_norm_kind kind, sl_err *err);
 int sl_cuda_add(SlCuda *c, void *h, const void *a, int64_t n, sl_err *err);
@@ -118,6 +120,11 @@ int sl_cuda_glu(SlCuda *c, void *out, const void *g, int64_t gs, const void *u, 
 /* dequant.cu: any format to the activation type (float or bf16), `count` matrices; row permutation undone */
 uint64_t sl_cuda_prepare_bytes(SlCuda *c, const sl_mat *w);
 int sl_cuda_prepare(SlCuda *c, sl_mat *out, const sl_mat *w, void *scratch, sl_err *err);
+/* out[T, k] = table[ids] in any format, scaled (scale rounded to the activation type first; 1 = none) */
+int sl_cuda_embed(SlCuda *c, void *out, const int32_t *ids, int64_t T, const sl_mat *table, float scale, sl_err *err);
+/* `w` as the products take it: itself when it is in the activation type already, else converted into `scratch`, which
+ * must hold n * k elements of the activation type. */
+int sl_cuda_as_act(SlCuda *c, sl_mat *out, const sl_mat *w, void *scratch, sl_err *err);
 /* gemm.cu */
 int sl_cuda_gemm_open(SlCuda *c, sl_err *err);
 void sl_cuda_gemm_close(SlCuda *c);

@@ -135,7 +135,7 @@ static void op_destroy(sl_ops *ops) {
     for (auto e : c->events)
         if (e) cudaEventDestroy(e);
     if (c->compute_mark) cudaEventDestroy(c->compute_mark);
-    cudaFree(c->counters), cudaFree(c->fp_dev), cudaFree(c->nll_dev);
+    cudaFree(c->counters), cudaFree(c->fp_dev), cudaFree(c->nll_dev), cudaFree(c->head_dev), cudaFree(c->route_dev);
     if (c->copy) cudaStreamDestroy(c->copy);
     if (c->stream) cudaStreamDestroy(c->stream);
     delete c;

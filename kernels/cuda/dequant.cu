@@ -1,6 +1,6 @@
 /* dequant: any storage format to the activation type, once per layer and batch, into the caller's scratch. Formats and
- * their layouts: kernels/ops.h and README "Formats". INT4, FP8 and MXFP4 products are rounded to bf16 once (also on the
- * f32 path: the checkpoints mean bf16 weights); GGUF block types stay f32 on the f32 path.
+ * their layouts: kernels/ops.h and README "Formats". Products are taken in f32 and rounded once, to the
+ * activation type; on the f32 path they stay as they are.
  *
  * 80% of an INT4 pass is the bf16 store, so a thread turns one 4-byte word into one 16-byte store and has four words in
  * flight (measured 0.94 of a device copy on 48 experts of 4096 x 7168). */
@@ -23,13 +23,15 @@ __device__ __forceinline__ int64_t logical_row(int64_t s, int perm) { /* where s
     const int64_t j = s % perm;
     return s - j + (j & 1 ? j / 2 + perm / 2 : j / 2);
 }
+__device__ __forceinline__ int64_t storage_row(int64_t r, int perm) { /* the other way round */
+    if (!perm) return r;
+    const int64_t j = r % perm;
+    return r - j + (j < perm / 2 ? 2 * j : 2 * (j - perm / 2) + 1);
+}
 __device__ __forceinline__ float scale_at(const uint8_t *p, int64_t i, int dtype) {
     if (dtype == SL_F32) return reinterpret_cast<const float *>(p)[i];
     if (dtype == SL_F16) return __half2float(reinterpret_cast<const __half *>(p)[i]);
     return __bfloat162float(reinterpret_cast<const bf16 *>(p)[i]);
-}
-__device__ __forceinline__ float round_bf16(float x) {
-    return __bfloat162float(__float2bfloat16_rn(x));
 }
 __device__ __forceinline__ float half_at(const uint8_t *p) {
     return __half2float(__ushort_as_half((unsigned short)(p[0] | p[1] << 8)));
@@ -62,13 +64,13 @@ struct DqInt4 {
     __device__ static void get(const DqArgs &a, const uint8_t *row, const uint8_t *scale, int64_t r, int64_t k0,
                                float *v) {
         const uint32_t w = reinterpret_cast<const uint32_t *>(row)[k0 / 8];
-        const int64_t g0 = k0 / a.group, groups = (a.k + a.group - 1) / a.group;
+        const int64_t g0 = k0 / a.group;
         for (int i = 0; i < 8; i++) {
             const int64_t g = a.group % 8 == 0 ? g0 : (k0 + i) / a.group;
             int zp = 8;
-            if (a.zero) zp = (reinterpret_cast<const uint32_t *>(a.zero)[(r / 8) * groups + g] >> (4 * (r % 8))) & 15;
-            v[i] = round_bf16((float)((int)(w >> (4 * i) & 15) - zp) *
-                              scale_at(scale, r * a.scale_row + g, a.scale_dtype));
+            if (a.zero)
+                zp = (reinterpret_cast<const uint32_t *>(a.zero)[(r / 8) * a.scale_row + g] >> (4 * (r % 8))) & 15;
+            v[i] = ((float)((int)(w >> (4 * i) & 15) - zp) * scale_at(scale, r * a.scale_row + g, a.scale_dtype));
         }
     }
 };
@@ -83,7 +85,7 @@ struct DqFp8 {
                 continue;
             }
             const __half_raw h = __nv_cvt_fp8_to_halfraw(row[k0 + i], __NV_E4M3);
-            v[i] = round_bf16(__half2float(__half(h)) * s[(k0 + i + a.k_off) / 128]);
+            v[i] = (__half2float(__half(h)) * s[(k0 + i + a.k_off) / 128]);
         }
     }
 };
@@ -178,7 +180,9 @@ template <class T, class D> __global__ void dequant_kernel(T *out, const DqArgs 
     if (u >= units) return;
     const int64_t k0 = u % units_row * D::UNIT, rr = u / units_row, r = rr % a.n, e = rr / a.n;
     float v[D::UNIT];
-    D::get(a, a.data + e * a.stride + r * a.row_bytes, a.scale + e * a.scale_stride, r, k0, v);
+    DqArgs m = a; /* matrix e */
+    if (m.zero) m.zero += e * (a.n + 7) / 8 * a.scale_row;
+    D::get(m, a.data + e * a.stride + r * a.row_bytes, a.scale + e * a.scale_stride, r, k0, v);
     T *dst = out + (e * a.n + logical_row(r, a.perm_dim)) * a.k + k0;
 #pragma unroll
     for (int i = 0; i < D::UNIT; i += 8) {
@@ -189,6 +193,19 @@ template <class T, class D> __global__ void dequant_kernel(T *out, const DqArgs 
             for (int j = i; j < i + 8; j++)
                 if (k0 + j < a.k) dst[j] = from_f<T>(v[j]);
         }
+    }
+}
+
+/* One block a token: row ids[t] of the table. */
+template <class T, class D> __global__ void embed_kernel(T *out, const int32_t *ids, const DqArgs a, float scale) {
+    const int64_t r = storage_row(ids[blockIdx.x], a.perm_dim);
+    T *dst = out + (int64_t)blockIdx.x * a.k;
+    const float s = rnd<T>(scale);
+    for (int64_t k0 = (int64_t)threadIdx.x * D::UNIT; k0 < a.k; k0 += (int64_t)blockDim.x * D::UNIT) {
+        float v[D::UNIT];
+        D::get(a, a.data + r * a.row_bytes, a.scale, r, k0, v);
+        for (int i = 0; i < D::UNIT && k0 + i < a.k; i++)
+            dst[k0 + i] = from_f<T>(scale == 1.f ? v[i] : rnd<T>(v[i]) * s);
     }
 }
 
@@ -224,60 +241,109 @@ __global__ void __launch_bounds__(256)
 
 /* ---------------------------------------------------------------- launchers */
 
-template <class T, class D> static void run(SlCuda *c, void *out, const DqArgs &a, int64_t count) {
-    const int64_t per = (a.k + D::UNIT - 1) / D::UNIT, units = per * a.n * count;
-    dequant_kernel<T, D><<<(unsigned)((units + 255) / 256), 256, 0, c->stream>>>((T *)out, a, per, units);
+static DqArgs args_of(const sl_mat *w) {
+    return {(const uint8_t *)w->data,
+            (const uint8_t *)w->scale,
+            (const int32_t *)w->zero,
+            w->n,
+            w->k,
+            (int64_t)w->row_bytes,
+            (int64_t)w->stride,
+            (int64_t)w->scale_row,
+            (int64_t)w->scale_stride,
+            w->group,
+            w->scale_dtype,
+            w->n_off,
+            w->k_off,
+            w->row_perm ? w->perm_dim : 0};
 }
-template <class T> static int dequant_as(SlCuda *c, void *out, const sl_mat *w, const DqArgs &a, sl_err *err) {
-    switch (w->fmt) {
+struct RunMatrix { /* every element of every matrix */
+    SlCuda *c;
+    void *out;
+    DqArgs a;
+    int64_t count;
+    template <class T, class D> void run() const {
+        const int64_t per = (a.k + D::UNIT - 1) / D::UNIT, units = per * a.n * count;
+        dequant_kernel<T, D><<<(unsigned)((units + 255) / 256), 256, 0, c->stream>>>((T *)out, a, per, units);
+    }
+};
+struct RunRows { /* the rows of some tokens */
+    SlCuda *c;
+    void *out;
+    DqArgs a;
+    const int32_t *ids;
+    int64_t tokens;
+    float scale;
+    template <class T, class D> void run() const {
+        embed_kernel<T, D><<<(unsigned)tokens, 128, 0, c->stream>>>((T *)out, ids, a, scale);
+    }
+};
+template <class T, class R> static int by_format(const R &r, sl_wfmt fmt, sl_err *err) {
+    switch (fmt) {
     case SL_W_F32:
-        run<T, DqPlainF32>(c, out, a, w->count);
+        r.template run<T, DqPlainF32>();
         break;
     case SL_W_BF16:
-        run<T, DqPlainBf16>(c, out, a, w->count);
+        r.template run<T, DqPlainBf16>();
         break;
     case SL_W_F16:
-        run<T, DqPlainF16>(c, out, a, w->count);
+        r.template run<T, DqPlainF16>();
         break;
     case SL_W_INT4:
-        run<T, DqInt4>(c, out, a, w->count);
+        r.template run<T, DqInt4>();
         break;
     case SL_W_FP8:
-        run<T, DqFp8>(c, out, a, w->count);
+        r.template run<T, DqFp8>();
         break;
     case SL_W_MXFP4:
-        run<T, DqMxfp4>(c, out, a, w->count);
+        r.template run<T, DqMxfp4>();
         break;
     case SL_W_Q8_0:
-        run<T, DqGguf32<SL_W_Q8_0>>(c, out, a, w->count);
+        r.template run<T, DqGguf32<SL_W_Q8_0>>();
         break;
     case SL_W_Q4_0:
-        run<T, DqGguf32<SL_W_Q4_0>>(c, out, a, w->count);
+        r.template run<T, DqGguf32<SL_W_Q4_0>>();
         break;
     case SL_W_Q4_1:
-        run<T, DqGguf32<SL_W_Q4_1>>(c, out, a, w->count);
+        r.template run<T, DqGguf32<SL_W_Q4_1>>();
         break;
     case SL_W_Q5_0:
-        run<T, DqGguf32<SL_W_Q5_0>>(c, out, a, w->count);
+        r.template run<T, DqGguf32<SL_W_Q5_0>>();
         break;
     case SL_W_Q5_1:
-        run<T, DqGguf32<SL_W_Q5_1>>(c, out, a, w->count);
+        r.template run<T, DqGguf32<SL_W_Q5_1>>();
         break;
     case SL_W_MXFP4_GGUF:
-        run<T, DqGguf32<SL_W_MXFP4_GGUF>>(c, out, a, w->count);
+        r.template run<T, DqGguf32<SL_W_MXFP4_GGUF>>();
         break;
     case SL_W_Q4_K:
-        run<T, DqGguf256<SL_W_Q4_K>>(c, out, a, w->count);
+        r.template run<T, DqGguf256<SL_W_Q4_K>>();
         break;
     case SL_W_Q5_K:
-        run<T, DqGguf256<SL_W_Q5_K>>(c, out, a, w->count);
+        r.template run<T, DqGguf256<SL_W_Q5_K>>();
         break;
     case SL_W_Q6_K:
-        run<T, DqGguf256<SL_W_Q6_K>>(c, out, a, w->count);
+        r.template run<T, DqGguf256<SL_W_Q6_K>>();
         break;
     default:
-        return sl_err_set(err, SL_ECONFIG, "weight format %d is not known to the CUDA backend", (int)w->fmt);
+        return sl_err_set(err, SL_ECONFIG, "weight format %d is not known to the CUDA backend", (int)fmt);
     }
+    return 0;
+}
+static int check_block(const sl_mat *w, sl_err *err) {
+    const uint32_t block = sl_wfmt_block(w->fmt);
+    if (block && w->k % block == 0) return 0;
+    return sl_err_set(err, SL_ECONFIG, "matrix of %lld columns in format %s: a multiple of %u is expected",
+                      (long long)w->k, sl_wfmt_name(w->fmt), block);
+}
+
+int sl_cuda_embed(SlCuda *c, void *out, const int32_t *ids, int64_t T, const sl_mat *table, float scale, sl_err *err) {
+    if (!T) return 0;
+    int rc = check_block(table, err);
+    const RunRows r = {c, out, args_of(table), ids, T, scale};
+    if (!rc) rc = c->act == SL_F32 ? by_format<float>(r, table->fmt, err) : by_format<bf16>(r, table->fmt, err);
+    if (rc) return sl_err_wrap(err, "embedding");
+    SL_LAUNCHED("embedding");
     return 0;
 }
 
@@ -290,27 +356,10 @@ uint64_t sl_cuda_prepare_bytes(SlCuda *c, const sl_mat *w) {
     if (!w->data || in_place(c, w)) return 0;
     return (uint64_t)w->n * w->k * w->count * (c->act == SL_F32 ? 4 : 2);
 }
-int sl_cuda_prepare(SlCuda *c, sl_mat *out, const sl_mat *w, void *scratch, sl_err *err) {
-    *out = *w;
-    if (!w->data || in_place(c, w)) return 0;
-    const uint32_t block = sl_wfmt_block(w->fmt);
-    if (w->k % block)
-        return sl_err_set(err, SL_ECONFIG, "matrix of %lld columns in format %s: a multiple of %u is expected",
-                          (long long)w->k, sl_wfmt_name(w->fmt), block);
-    DqArgs a = {(const uint8_t *)w->data,
-                (const uint8_t *)w->scale,
-                (const int32_t *)w->zero,
-                w->n,
-                w->k,
-                (int64_t)w->row_bytes,
-                (int64_t)w->stride,
-                (int64_t)w->scale_row,
-                (int64_t)w->scale_stride,
-                w->group,
-                w->scale_dtype,
-                w->n_off,
-                w->k_off,
-                w->row_perm ? w->perm_dim : 0};
+/* `w` dequantized into scratch, as *out. */
+static int convert(SlCuda *c, sl_mat *out, const sl_mat *w, void *scratch, sl_err *err) {
+    int rc = check_block(w, err);
+    if (rc) return rc;
     const size_t words = (size_t)w->n * w->k / 8;
     const bool dense =
         w->row_bytes == (uint64_t)w->k / 2 && (int64_t)w->scale_row == w->k / 32 &&
@@ -321,14 +370,23 @@ int sl_cuda_prepare(SlCuda *c, sl_mat *out, const sl_mat *w, void *scratch, sl_e
         dequant_int4_fast<<<(unsigned)((all + 1023) / 1024), 256, 0, c->stream>>>(
             (const uint32_t *)w->data, (const bf16 *)w->scale, (uint4 *)scratch, all);
     } else {
-        const int rc =
-            c->act == SL_F32 ? dequant_as<float>(c, scratch, w, a, err) : dequant_as<bf16>(c, scratch, w, a, err);
+        const RunMatrix r = {c, scratch, args_of(w), w->count};
+        rc = c->act == SL_F32 ? by_format<float>(r, w->fmt, err) : by_format<bf16>(r, w->fmt, err);
         if (rc) return rc;
     }
     SL_LAUNCHED("dequant");
     const int elem = c->act == SL_F32 ? 4 : 2;
+    *out = *w;
     out->fmt = c->act == SL_F32 ? SL_W_F32 : SL_W_BF16;
     out->data = scratch, out->row_bytes = (uint64_t)w->k * elem, out->stride = (uint64_t)w->n * w->k * elem;
     out->scale = nullptr, out->zero = nullptr, out->row_perm = 0, out->n_off = out->k_off = 0;
     return 0;
+}
+int sl_cuda_prepare(SlCuda *c, sl_mat *out, const sl_mat *w, void *scratch, sl_err *err) {
+    *out = *w;
+    return !w->data || in_place(c, w) ? 0 : convert(c, out, w, scratch, err);
+}
+int sl_cuda_as_act(SlCuda *c, sl_mat *out, const sl_mat *w, void *scratch, sl_err *err) {
+    *out = *w;
+    return w->fmt == (c->act == SL_F32 ? SL_W_F32 : SL_W_BF16) && !w->row_perm ? 0 : convert(c, out, w, scratch, err);
 }

@@ -1,18 +1,8 @@
-/* elementwise: embedding, RMSNorm, residual add, RoPE, MLA's key assembly, gated activations. All are memory-bound:
+/* elementwise: RMSNorm, residual add, RoPE, MLA's key assembly, gated activations. All are memory-bound:
  * 16-byte accesses, one pass, f32 inside. Reference math and rounding: kernels/ops.h. */
 #include "kernels/cuda/context.h"
 
 /* ---------------------------------------------------------------- kernels */
-
-/* One block a token. table [vocab, H] in the activation type. */
-template <class T, class W>
-__global__ void embed_kernel(T *out, const int32_t *ids, const W *table, int64_t row, int64_t H, float scale) {
-    const W *src = table + (int64_t)ids[blockIdx.x] * row;
-    T *dst = out + (int64_t)blockIdx.x * H;
-    const float s = rnd<T>(scale);
-    for (int64_t i = threadIdx.x; i < H; i += blockDim.x)
-        dst[i] = from_f<T>(scale == 1.f ? to_f<W>(src[i]) : to_f<W>(src[i]) * s);
-}
 
 /* One block of NT threads a (token, group); VEC elements a thread and step. Values are kept in registers between the
  * passes when they fit (PER steps), else read again. */
@@ -149,31 +139,6 @@ static inline unsigned blocks_for(int64_t n, int threads) {
 static inline unsigned grid_stride(const SlCuda *c, int64_t n, int threads) {
     const int64_t want = (n + threads - 1) / threads, most = (int64_t)c->sms * 16;
     return (unsigned)(want < 1 ? 1 : want < most ? want : most);
-}
-
-template <class T>
-static int embed_as(SlCuda *c, void *out, const int32_t *ids, int64_t T_, const sl_mat *w, float scale, sl_err *err) {
-    const int64_t H = w->k;
-    const unsigned nt = H >= 1024 ? 256 : 64;
-    switch (w->fmt) {
-    case SL_W_F32:
-        embed_kernel<T, float>
-            <<<(unsigned)T_, nt, 0, c->stream>>>((T *)out, ids, (const float *)w->data, w->row_bytes / 4, H, scale);
-        break;
-    case SL_W_BF16:
-        embed_kernel<T, bf16>
-            <<<(unsigned)T_, nt, 0, c->stream>>>((T *)out, ids, (const bf16 *)w->data, w->row_bytes / 2, H, scale);
-        break;
-    default:
-        return sl_err_set(err, SL_ECONFIG, "embedding table in format %s: expected bf16 or f32 on the CUDA backend",
-                          sl_wfmt_name(w->fmt));
-    }
-    SL_LAUNCHED("embed");
-    return 0;
-}
-int sl_cuda_embed(SlCuda *c, void *out, const int32_t *ids, int64_t T, const sl_mat *table, float scale, sl_err *err) {
-    return c->act == SL_F32 ? embed_as<float>(c, out, ids, T, table, scale, err)
-                            : embed_as<bf16>(c, out, ids, T, table, scale, err);
 }
 
 template <class T>

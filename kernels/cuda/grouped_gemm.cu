@@ -425,8 +425,10 @@ __global__ void __launch_bounds__(THREADS, 1)
         break;
             switch ((u.valid + 15) / 16) {
                 CASE(1)
-                CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12) CASE(13)
-                    CASE(14) CASE(15) CASE(16)
+                CASE(2)
+                CASE(3)
+                CASE(4)
+                CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12) CASE(13) CASE(14) CASE(15) CASE(16)
             }
             const int col0 = ((u.w * CL + rank) * 2 + wg) * (SWIGLU ? 32 : 64);
 #pragma unroll

@@ -93,6 +93,14 @@ __global__ void route_kernel(int32_t *idx, float *wout, const float *logits, int
     if (mine) idx[t * r.top_k + lane] = chosen, wout[t * r.top_k + lane] = w;
 }
 
+/* Workspace of the router: logits, then the matrix in the activation type (when the file has another). */
+static uint64_t route_gate_bytes(const SlCuda *c, int64_t H, int64_t E) {
+    return ((uint64_t)E * H * (c->act == SL_F32 ? 4 : 2) + 255) & ~255ull;
+}
+static uint64_t route_bytes(const SlCuda *c, int64_t T, int64_t H, int64_t E) {
+    return (((uint64_t)T * E * 4 + 255) & ~255ull) + route_gate_bytes(c, H, E);
+}
+
 int sl_cuda_route(SlCuda *c, int32_t *idx, float *w, const void *x, int64_t T, int64_t H, const sl_mat *gate,
                   const sl_router *r, sl_err *err) {
     if (r->top_k > MAX_TOPK || r->n_group > 32 || r->experts > 1024 || r->top_k > r->experts)
@@ -102,12 +110,21 @@ int sl_cuda_route(SlCuda *c, int32_t *idx, float *w, const void *x, int64_t T, i
     if (gate->n != r->experts || gate->k != H)
         return sl_err_set(err, SL_EINTERNAL, "router matrix is [%lld, %lld], expected [%d, %lld]", (long long)gate->n,
                           (long long)gate->k, r->experts, (long long)H);
-    const uint64_t need = (uint64_t)T * r->experts * 4;
-    if (need > c->ws_bytes)
-        return sl_err_set(err, SL_EINTERNAL, "router needs %llu bytes of workspace, %llu are set",
-                          (unsigned long long)need, (unsigned long long)c->ws_bytes);
-    float *logits = (float *)c->ws;
-    const int rc = sl_cuda_linear_f32out(c, logits, r->experts, x, H, T, gate, err);
+    const uint64_t need = route_bytes(c, T, H, r->experts);
+    char *ws = c->ws;
+    if (need > c->ws_bytes) { /* no workspace of the caller's, or too small: an own one, kept */
+        if (need > c->route_cap) {
+            SL_CU(cudaStreamSynchronize(c->stream));
+            cudaFree(c->route_dev), c->route_dev = nullptr, c->route_cap = 0;
+            SL_CU(cudaMalloc((void **)&c->route_dev, need));
+            c->route_cap = need;
+        }
+        ws = c->route_dev;
+    }
+    float *logits = (float *)ws;
+    sl_mat g;
+    int rc = sl_cuda_as_act(c, &g, gate, ws + need - route_gate_bytes(c, H, r->experts), err);
+    if (!rc) rc = sl_cuda_linear_f32out(c, logits, r->experts, x, H, T, &g, err);
     if (rc) return rc;
     const int warps = 4;
     route_kernel<<<(unsigned)((T + warps - 1) / warps), warps * 32, (size_t)warps * 2 * r->experts * 4, c->stream>>>(
@@ -308,7 +325,7 @@ static Plan plan(const SlCuda *c, int64_t T, int64_t H, const sl_moe *m) {
     return p;
 }
 uint64_t sl_cuda_moe_bytes(SlCuda *c, int64_t T, int64_t H, const sl_moe *m) {
-    return std::max(plan(c, T, H, m).total, (uint64_t)T * m->experts * 4); /* or the router's logits */
+    return std::max(plan(c, T, H, m).total, route_bytes(c, T, H, m->experts)); /* or the router's logits */
 }
 
 /* C[rows of e] = A[rows of e] * W_e^T; `host` has the offsets when the grouped kernel cannot serve. */

@@ -1,6 +1,7 @@
 /* nll: teacher negative log-likelihood of one row. Logits of a block of tokens at a time (never the whole T x
  * vocabulary), then one block a token: a stable log-sum-exp in f32. */
 #include <algorithm>
+#include <cmath>
 #include <vector>
 #include "kernels/cuda/context.h"
 
@@ -30,17 +31,23 @@ __global__ void __launch_bounds__(256) nll_kernel(float *out, const float *logit
 
 int sl_cuda_nll(SlCuda *c, double *nll, const void *x, int64_t T, int64_t H, const int32_t *ids, const sl_mat *head,
                 sl_err *err) {
-    if (T < 2)
-        return sl_err_set(err, SL_EINTERNAL, "teacher NLL of a row of %lld tokens: at least 2 are needed",
-                          (long long)T);
+    if (T < 2) { /* nothing to predict */
+        *nll = NAN;
+        return 0;
+    }
     const int64_t V = head->n, elem = c->act == SL_F32 ? 4 : 2;
     if (!c->nll_dev) SL_CU(cudaMalloc((void **)&c->nll_dev, ((size_t)NLL_ROWS * V + NLL_ROWS) * 4));
+    if (!c->head_dev && head->fmt != (c->act == SL_F32 ? SL_W_F32 : SL_W_BF16))
+        SL_CU(cudaMalloc(&c->head_dev, (size_t)V * H * elem));
+    sl_mat w;
+    const int prepared = sl_cuda_as_act(c, &w, head, c->head_dev, err);
+    if (prepared) return prepared;
     float *logits = c->nll_dev, *rows = logits + (size_t)NLL_ROWS * V;
     std::vector<float> host(NLL_ROWS);
     double sum = 0;
     for (int64_t t0 = 0; t0 < T - 1; t0 += NLL_ROWS) {
         const int64_t n = std::min<int64_t>(NLL_ROWS, T - 1 - t0);
-        const int rc = sl_cuda_linear_f32out(c, logits, V, (const char *)x + t0 * H * elem, H, n, head, err);
+        const int rc = sl_cuda_linear_f32out(c, logits, V, (const char *)x + t0 * H * elem, H, n, &w, err);
         if (rc) return rc;
         nll_kernel<<<(unsigned)n, 256, 0, c->stream>>>(rows, logits, V, ids + t0 + 1);
         SL_LAUNCHED("nll");
