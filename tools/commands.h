@@ -14,4 +14,6 @@ int sl_cmd_tokenize(int argc, char **argv);
 int sl_cmd_mask_report(int argc, char **argv);
 int sl_cmd_verify(int argc, char **argv);
 int sl_cmd_cat(int argc, char **argv);
+int sl_cmd_export(int argc, char **argv);
+int sl_cmd_salvage(int argc, char **argv);
 #endif

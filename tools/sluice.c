@@ -22,6 +22,8 @@ static const command commands[] = {
     {"Looking at data", NULL, NULL},
     {"verify", sl_cmd_verify, "is a store whole, and do its logs agree with it"},
     {"cat", sl_cmd_cat, "one row of a store: statistics, safetensors or .npy"},
+    {"export", sl_cmd_export, "convert a store to the format of a trainer"},
+    {"salvage", sl_cmd_salvage, "rebuild a damaged store from its shards"},
     {"inspect", sl_cmd_inspect, "what a model is and what running it takes"},
     {"tokenize", sl_cmd_tokenize, "show the token ids and the loss mask of rows"},
     {"mask-report", sl_cmd_mask_report, "summary of what a data set would train on"},
