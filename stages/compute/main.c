@@ -10,5 +10,6 @@ int main(int argc, char **argv) {
     if ((rc = sl_rank_run(&st, &err))) return sl_stage_fail(&st, &err);
     sl_metric_set(st.metrics, SL_M_STATE, SL_ST_DONE);
     sl_log_flush();
+    sl_metrics_detach(st.metrics);
     return 0;
 }
