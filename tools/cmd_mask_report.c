@@ -65,7 +65,7 @@ static void count_roles(report *r, const char *text, size_t n) {
 static void count_how(report *r, const char *how) {
     for (int i = 0; i < HOWS; i++) {
         if (!r->how[i].how) r->how[i].how = how;
-        if (strcmp(r->how[i].how, how)) continue;
+        if (strcmp(r->how[i].how, how) != 0) continue;
         r->how[i].n++;
         return;
     }

@@ -145,7 +145,7 @@ int sl_cmd_tokenize(int argc, char **argv) {
     int n = 0;
     int rc = sl_cli_parse(&cli, argc, argv, &n);
     if (rc != SL_CLI_GO) return rc;
-    bool color = o.color && strcmp(o.color, "auto") ? !strcmp(o.color, "always") : isatty(1);
+    bool color = o.color && strcmp(o.color, "auto") != 0 ? !strcmp(o.color, "always") : isatty(1);
     job j = {.on = color ? "\033[1;32m" : "[[", .off = color ? "\033[0m" : "]]"};
     sl_err err = {0};
     sl_prep_cli p;

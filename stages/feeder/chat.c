@@ -111,7 +111,7 @@ static bool assistant(const json_t *m) {
 static bool split_think(const char *s, size_t n, size_t *r0, size_t *r1, size_t *rest) {
     size_t i = 0;
     while (i < n && (s[i] == ' ' || s[i] == '\n' || s[i] == '\t' || s[i] == '\r')) i++;
-    if (n - i < 7 || memcmp(s + i, "<think>", 7)) return false;
+    if (n - i < 7 || memcmp(s + i, "<think>", 7) != 0) return false;
     const char *e = memmem(s + i + 7, n - i - 7, "</think>", 8);
     if (!e) return false;
     *r0 = i + 7;

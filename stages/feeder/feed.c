@@ -112,7 +112,8 @@ uint32_t sl_feed_client(sl_feed *f, const void *identity, size_t n) {
     for (uint32_t i = f->n_clients; i-- > 0;) /* the latest is the likeliest */
         if (f->clients[i] && f->clients[i]->id_len == n && !memcmp(f->clients[i]->identity, identity, n)) return i + 1;
     if (f->n_clients >= MAX_CLIENTS) return 0;
-    client **v = realloc(f->clients, (f->n_clients + 1) * sizeof *v);
+    client **v = realloc(f->clients, (f->n_clients + 1) *
+                                         sizeof(client *)); // NOLINT(bugprone-sizeof-expression): pointers are meant
     client *c = calloc(1, sizeof *c);
     if (v) f->clients = v;
     if (!v || !c) {
@@ -308,7 +309,7 @@ static void on_hello(sl_feed *f, client *c, const msgpack_object *m) {
     char buf[256];
     memcpy(buf, name, n);
     buf[n] = 0;
-    if (c->hello && c->outstanding && strcmp(buf, sl_intake_dataset_name(f->cfg.intake, c->dataset)))
+    if (c->hello && c->outstanding && strcmp(buf, sl_intake_dataset_name(f->cfg.intake, c->dataset)) != 0)
         return reply_err(f, c, "order",
                          "hello: rows of another data set are still on their way; wait for their answers");
     int64_t d = sl_intake_dataset(f->cfg.intake, buf, &e);

@@ -40,7 +40,8 @@ struct sl_intake {
 
 static uint64_t slot_of(const sl_intake *in, const sl_key *k) {
     uint64_t i = k->w[0] & (in->n_slots - 1);
-    while (in->slots[i] && memcmp(&in->entries[in->slots[i] - 1].key, k, sizeof *k)) i = (i + 1) & (in->n_slots - 1);
+    while (in->slots[i] && memcmp(&in->entries[in->slots[i] - 1].key, k, sizeof *k) != 0)
+        i = (i + 1) & (in->n_slots - 1);
     return i;
 }
 
@@ -65,7 +66,7 @@ static int get_entry(sl_intake *in, const sl_key *k, uint32_t dataset, uint64_t 
     if ((*out = find(in, k))) return SL_OK;
     int rc;
     if ((uint64_t)in->n_entries * 2 >= in->n_slots && (rc = grow_slots(in, err))) return rc;
-    if (in->n_entries == in->cap_entries) {
+    if (in->n_entries == in->cap_entries || !in->entries) {
         if (in->n_entries > UINT32_MAX / 2)
             return sl_err_set(err, SL_ECONFIG, "a store holds at most %u rows", UINT32_MAX / 2);
         uint32_t cap = in->cap_entries ? in->cap_entries * 2 : 512;
@@ -100,7 +101,7 @@ static int map_seq(sl_intake *in, uint64_t seq, const sl_entry *e, sl_err *err) 
 /* The effect of a part record on memory: the same for a record that is replayed and one that is being written. */
 static int apply_part(sl_intake *in, const sl_intake_rec *r, sl_err *err) {
     sl_key key = sl_row_key(in->datasets[r->dataset], r->row, 0);
-    sl_entry *e;
+    sl_entry *e = NULL;
     int rc = get_entry(in, &key, r->dataset, r->row, &e, err);
     if (rc) return rc;
     if (r->part == 0 && e->rows == 0) { /* new, or takes the place of a refusal */
@@ -291,7 +292,7 @@ int64_t sl_intake_dataset(sl_intake *in, const char *name, sl_err *err) {
     sl_intake_rec r = {.kind = SL_IN_DATASET, .seq = in->next_seq, .dataset = in->n_datasets, .data_len = n};
     char *p = dat_reserve(in, n, &r.data_off, err);
     if (!p) return SL_ETEMP;
-    memcpy(p, name, n);
+    memcpy(p, name, n); // NOLINT(bugprone-not-null-terminated-result): the record has the length
     int rc = add_dataset(in, name, n, err);
     if (!rc) rc = append(in, &r, err);
     return rc ? rc : (int64_t)r.dataset;

@@ -38,7 +38,7 @@ static int load_tokenizer(feeder *f, sl_err *err) {
         sl_log(SL_INFO, "tokenizer %s from %s, %d tokens", sl_tokenizer_kind(f->tok), from, sl_tokenizer_vocab(f->tok));
     }
     rc = sl_template_load(&f->tmpl, from, b->chat_template, b->template_args, &f->tmpl_why);
-    if (rc && (b->chat_template[0] || strcmp(b->template_args, "{}"))) {
+    if (rc && (b->chat_template[0] || strcmp(b->template_args, "{}") != 0)) {
         if (err) *err = f->tmpl_why;
         return rc;
     }

@@ -283,7 +283,7 @@ static bool place_content(align *al, size_t k, size_t at, size_t *end) {
         for (int j = 0; j < 3; j++) {
             if (lead[i] + trail[j] > len) continue;
             size_t n = len - lead[i] - trail[j];
-            if (al->full->len - at < n || memcmp(al->full->text + at, s + lead[i], n)) continue;
+            if (al->full->len - at < n || memcmp(al->full->text + at, s + lead[i], n) != 0) continue;
             if (!gap_fits(al, k + 1, at + n)) continue;
             *end = at + n;
             return true;
@@ -321,8 +321,8 @@ static size_t count_in(const align *al, size_t a, size_t b, const char *what) {
 
 /* Does a message say `what` outside of its marked content (reasoning, tool calls, the part before </think>)? Then a
  * marker that is found in its turn proves nothing. */
-static bool says_itself(const json_t *m, const char *what, bool marked) {
-    json_t *copy = json_copy((json_t *)(uintptr_t)m);
+static bool says_itself(json_t *m, const char *what, bool marked) {
+    json_t *copy = json_copy(m);
     size_t at, len;
     body_of(m, &at, &len);
     const char *s = json_string_value(json_object_get(m, "content"));
@@ -377,7 +377,7 @@ static sl_reason turn_start(align *al, const turn *t, size_t nth, size_t of, siz
 
 /* End of the turn: behind its end marker, which must come before byte `limit`. */
 static sl_reason turn_end(align *al, const turn *t, size_t start, size_t limit, size_t *end, sl_err *why) {
-    const json_t *m = json_array_get(al->messages, t->message);
+    json_t *m = json_array_get(al->messages, t->message);
     size_t n = strlen(al->end), from = t->k == SIZE_MAX ? start : al->p[t->k].b;
     size_t p = find(al->full->text, limit, from, al->end, n);
     if (p == SIZE_MAX)
@@ -457,6 +457,7 @@ typedef struct text_buf {
 } text_buf;
 
 static bool put(text_buf *b, const char *s, size_t n) {
+    if (!n) return true;
     if (b->n + n > b->cap) {
         size_t cap = b->cap ? b->cap : 256;
         while (cap < b->n + n) cap *= 2;

@@ -71,10 +71,10 @@ static int pread_all(int fd, void *buf, uint64_t n, uint64_t off, const char *wh
         ssize_t r = pread(fd, (char *)buf + done, n - done, (off_t)(off + done));
         if (r < 0 && errno == EINTR) continue;
         if (r < 0)
-            return sl_err_sys(err, SL_EDATA, errno, "reading %s at byte %llu", what, (unsigned long long)(off + done));
+            return sl_err_sys(err, SL_EDATA, errno, "reading %s at byte %llu", what, (unsigned long long)off + done);
         if (r == 0)
             return sl_err_set(err, SL_EDATA, "%s ends at byte %llu, expected %llu bytes from %llu on", what,
-                              (unsigned long long)(off + done), (unsigned long long)n, (unsigned long long)off);
+                              (unsigned long long)off + done, (unsigned long long)n, (unsigned long long)off);
         done += (uint64_t)r;
     }
     return SL_OK;
@@ -136,7 +136,7 @@ int sl_packer_next(sl_packer *p, uint64_t limit, sl_batch *b, sl_err *err) {
     while (p->at < limit) {
         const sl_intake_rec *r = NULL;
         int rc = record_at(p, p->at, limit, &r, err);
-        if (rc) return rc;
+        if (rc || !r) return rc;
         uint64_t no = p->pack.batch_no;
         if (r->kind == SL_IN_ROW) {
             if ((rc = check_row(p, r, err))) return rc;

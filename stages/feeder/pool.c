@@ -87,8 +87,12 @@ int sl_pool_new(sl_pool **out, const sl_prep_cfg *cfg, uint32_t threads, int wak
     p->wake = wake;
     p->n_threads = threads;
     p->threads = calloc(threads, sizeof *p->threads);
-    p->preparers = calloc(threads, sizeof *p->preparers);
-    int rc = p->threads && p->preparers ? SL_OK : sl_err_set(err, SL_ETEMP, "no memory for %u feeder threads", threads);
+    p->preparers = calloc(threads, sizeof(sl_preparer *)); // NOLINT(bugprone-sizeof-expression): pointers are meant
+    int rc = SL_OK;
+    if (!p->threads || !p->preparers) {
+        sl_pool_free(p);
+        return sl_err_set(err, SL_ETEMP, "no memory for %u feeder threads", threads);
+    }
     for (uint32_t i = 0; !rc && i < threads; i++) rc = start_thread(p, cfg, err);
     if (rc) {
         sl_pool_free(p);

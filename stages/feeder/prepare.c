@@ -149,7 +149,7 @@ static void keep_text(const sl_prep_cfg *c, sl_part *part, const char *text, siz
     part->text = malloc(len + 1);
     part->off = malloc((ids->n + 1) * sizeof *part->off);
     if (!part->text || !part->off) abort();
-    memcpy(part->text, text, len);
+    if (text && len) memcpy(part->text, text, len);
     part->text[len] = 0;
     part->text_len = len;
     if (ids->n && ids->off) memcpy(part->off, ids->off, ids->n * sizeof *part->off);
@@ -233,7 +233,7 @@ static void prepare_turns(sl_preparer *p, const sl_row *row, sl_prepared *out) {
     json_t *m;
     sl_err e;
     json_array_foreach(row->messages, i, m) {
-        if (strcmp(json_string_value(json_object_get(m, "role")), "assistant")) continue;
+        if (strcmp(json_string_value(json_object_get(m, "role")), "assistant") != 0) continue;
         if (out->n >= 4096) {
             sl_refuse(&e, SL_R_TOO_BIG, "a conversation gives at most 4096 turns");
             return refuse(out, SL_R_TOO_BIG, &e);

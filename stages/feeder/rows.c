@@ -28,7 +28,7 @@ sl_reason sl_refuse(sl_err *why, sl_reason r, const char *fmt, ...) {
     if (!why) return r;
     va_list ap;
     va_start(ap, fmt);
-    vsnprintf(why->msg, sizeof why->msg, fmt, ap);
+    vsnprintf(why->msg, sizeof why->msg, fmt, ap); // NOLINT(clang-analyzer-valist.Uninitialized): a known false alarm
     va_end(ap);
     why->code = SL_EDATA;
     return r;
@@ -172,7 +172,7 @@ static sl_reason join_parts(json_t **out, json_t *list, size_t at, sl_err *why) 
         }
         const char *type = json_string_value(field(p, "type"));
         json_t *t = field(p, "text");
-        if (type && strcmp(type, "text"))
+        if (type && strcmp(type, "text") != 0)
             return sl_refuse(why, SL_R_MEDIA, "message %zu, part %zu: type '%.64s' (only text parts can be captured)",
                              at, i, type);
         if (!json_is_string(t))

@@ -289,8 +289,8 @@ uint64_t sl_renderer_restarts(const sl_renderer *r) {
 }
 
 /* In the child, between fork and exec: only calls that are safe there. */
-static void become_helper(int sock, const char *script, pid_t parent) {
-    char *argv[] = {"python3", "-I", (char *)(uintptr_t)script, NULL};
+static void become_helper(int sock, char *script, pid_t parent) {
+    char *argv[] = {"python3", "-I", script, NULL};
     char *env[] = {"PATH=/usr/bin:/bin", "LC_ALL=C.UTF-8", "PYTHONHASHSEED=0", "PYTHONDONTWRITEBYTECODE=1", NULL};
     sigset_t none;
     sigemptyset(&none);
@@ -420,10 +420,10 @@ static int recv_frame(sl_renderer *r, char **out, size_t *len, const deadline *d
 
 /* SL_EDATA: the helper answered {"error": ...}; it stays usable. */
 static int recv_json(sl_renderer *r, json_t **out, const deadline *d, sl_err *err) {
-    char *s;
-    size_t n;
+    char *s = NULL;
+    size_t n = 0;
     int rc = recv_frame(r, &s, &n, d, err);
-    if (rc) return rc;
+    if (rc || !s) return rc;
     *out = json_loadb(s, n, 0, NULL);
     free(s);
     if (!*out) return sl_err_set(err, SL_ETEMP, "the template helper sent something that is not JSON");
