@@ -177,8 +177,14 @@ static int run_rows(rank_run *r, sl_model *m, sl_coll *coll) {
         for (int i = 0; i < s->rows; i++) r->nll[i] = r->rank == 0 ? 0 : -1;
         rc = sl_forward_run(f, ids, rows, s->rows, r->nll, keep, r, &r->err);
     }
-    if (!rc && r->rank == 0 && r->ops->act == SL_F32 && s->tp == 1)
-        for (int i = 0; i < s->rows; i++) r->ref_nll[i] = plain_nll(r->g, s->order[i], &m->lm_head);
+    if (!rc && r->rank == 0 && r->ops->act == SL_F32 && s->tp == 1) {
+        sl_mat head = m->lm_head; /* a host copy: on a GPU the weights are not readable here */
+        void *copy = malloc((size_t)head.n * head.row_bytes);
+        rc = r->ops->download(r->ops->ctx, copy, head.data, (uint64_t)head.n * head.row_bytes, &r->err);
+        head.data = copy;
+        for (int i = 0; i < s->rows && !rc; i++) r->ref_nll[i] = plain_nll(r->g, s->order[i], &head);
+        free(copy);
+    }
     sl_forward_destroy(f);
     free(ids);
     return rc;

@@ -15,10 +15,10 @@
 
 struct GemmKey {
     int64_t m, n, k, lda, ldb, ldc;
-    int out_f32, f32;
+    int out_f32, f32, align; /* align: bytes that every operand's address and row distance are a multiple of, 2..256 */
     bool operator<(const GemmKey &o) const {
-        return std::tie(m, n, k, lda, ldb, ldc, out_f32, f32) <
-               std::tie(o.m, o.n, o.k, o.lda, o.ldb, o.ldc, o.out_f32, o.f32);
+        return std::tie(m, n, k, lda, ldb, ldc, out_f32, f32, align) <
+               std::tie(o.m, o.n, o.k, o.lda, o.ldb, o.ldc, o.out_f32, o.f32, o.align);
     }
 };
 struct SlGemmCache {
@@ -64,8 +64,8 @@ static void cache_load(SlGemmCache *g) {
     GemmKey k;
     unsigned long long w[8];
     static_assert(sizeof(cublasLtMatmulAlgo_t) == sizeof w, "the algorithm is eight words");
-    while (fscanf(f, "%ld %ld %ld %ld %ld %ld %d %d", &k.m, &k.n, &k.k, &k.lda, &k.ldb, &k.ldc, &k.out_f32, &k.f32) ==
-           8) {
+    while (fscanf(f, "%ld %ld %ld %ld %ld %ld %d %d %d", &k.m, &k.n, &k.k, &k.lda, &k.ldb, &k.ldc, &k.out_f32, &k.f32,
+                  &k.align) == 9) {
         int ok = 1;
         for (auto &x : w) ok &= fscanf(f, "%llx", &x) == 1;
         if (!ok) break;
@@ -80,7 +80,7 @@ static void cache_save(const SlGemmCache *g) {
     if (!f) return;
     for (const auto &e : g->algos) {
         const GemmKey &k = e.first;
-        fprintf(f, "%ld %ld %ld %ld %ld %ld %d %d", k.m, k.n, k.k, k.lda, k.ldb, k.ldc, k.out_f32, k.f32);
+        fprintf(f, "%ld %ld %ld %ld %ld %ld %d %d %d", k.m, k.n, k.k, k.lda, k.ldb, k.ldc, k.out_f32, k.f32, k.align);
         unsigned long long w[8];
         memcpy(w, &e.second, sizeof w);
         for (auto x : w) fprintf(f, " %llx", x);
@@ -148,6 +148,10 @@ static int choose(SlCuda *c, const LtOp &op, const Call &p, const GemmKey &key, 
     constexpr int TRY = 8, REPS = 3;
     cublasLtMatmulPreference_t pref;
     SL_LT(cublasLtMatmulPreferenceCreate(&pref));
+    const uint32_t align = (uint32_t)key.align; /* left alone, the library takes 256 for granted */
+    for (auto attr : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                      CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+        cublasLtMatmulPreferenceSetAttribute(pref, attr, &align, sizeof align);
     cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &c->lt_ws_bytes,
                                          sizeof c->lt_ws_bytes);
     cublasLtMatmulHeuristicResult_t r[TRY];
@@ -173,12 +177,28 @@ static int choose(SlCuda *c, const LtOp &op, const Call &p, const GemmKey &key, 
     return 0;
 }
 
+static int common_alignment(std::initializer_list<uintptr_t> v) {
+    uintptr_t all = 256;
+    for (uintptr_t x : v) all |= x;
+    return (int)(all & -all);
+}
+
 static int product(SlCuda *c, void *out, int64_t os, const void *x, int64_t xs, int64_t T, const sl_mat *w,
                    bool out_f32, sl_err *err) {
     const bool f32 = c->act == SL_F32;
+    const uintptr_t elem = f32 ? 4 : 2;
     if (w->fmt != (f32 ? SL_W_F32 : SL_W_BF16))
         return sl_err_set(err, SL_EINTERNAL, "linear: matrix in format %s was not prepared", sl_wfmt_name(w->fmt));
-    const GemmKey key = {bucket(T), w->n, w->k, xs, (int64_t)(w->row_bytes / (f32 ? 4 : 2)), os, out_f32, f32};
+    const GemmKey key = {bucket(T),
+                         w->n,
+                         w->k,
+                         xs,
+                         (int64_t)(w->row_bytes / (f32 ? 4 : 2)),
+                         os,
+                         out_f32,
+                         f32,
+                         common_alignment({(uintptr_t)x, (uintptr_t)w->data, (uintptr_t)out, (uintptr_t)xs * elem,
+                                           w->row_bytes, (uintptr_t)os * (out_f32 ? 4 : elem)})};
     LtOp op;
     int rc = op_make(&op, key, T, err);
     if (rc) return rc;
