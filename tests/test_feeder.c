@@ -13,6 +13,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -219,6 +220,10 @@ static void mark(const msgpack_object *m, const char *key, bool *flags, bool ack
     }
 }
 
+static bool is(const char *t, uint32_t len, const char *what) {
+    return len == strlen(what) && !memcmp(t, what, len);
+}
+
 static void receive(void) {
     char buf[65536];
     int n;
@@ -229,15 +234,15 @@ static void receive(void) {
         MUST(sl_wire_unpack(&u, buf, (size_t)n, &err));
         MUST(sl_wire_str(&u.data, "t", &t, &len, &err));
         w.seen_ns = sl_now_ns();
-        if (!memcmp(t, "welcome", len))
+        if (is(t, len, "welcome"))
             w.welcome = true;
-        else if (!memcmp(t, "ack", len)) {
+        else if (is(t, len, "ack")) {
             mark(&u.data, "acc", w.acked, true);
             mark(&u.data, "known", w.acked, true);
             if (sl_wire_get(&u.data, "rej")->via.array.size) FAIL("a row was refused");
-        } else if (!memcmp(t, "done", len))
+        } else if (is(t, len, "done"))
             mark(&u.data, "ok", w.durable, false);
-        else if (!memcmp(t, "flushed", len))
+        else if (is(t, len, "flushed"))
             w.flushed = true;
         else
             FAIL("answer '%.*s'", (int)len, t);
@@ -418,6 +423,13 @@ static void tear_down(void) {
     char cmd[128];
     zmq_close(w.sock);
     sl_journal_close(w.commit);
+    for (int g = 0; g < GROUPS; g++) {
+        sl_ring_detach(w.gathered[g]);
+        sl_ring_detach(w.released[g]);
+        close(w.ring_fd[g]);
+    }
+    sl_metrics_detach(w.sup);
+    munmap(w.ctl, (1 + GROUPS) * sizeof *w.ctl);
     snprintf(cmd, sizeof cmd, "rm -r %s", w.dir);
     if (system(cmd)) FAIL("%s", cmd);
 }

@@ -487,6 +487,14 @@ static int receive(sl_feed *f) {
 
 /* ---- journaling and acknowledging ---- */
 
+/* A whole data set may have the same flaw: the first warnings are logged, then those whose number is a power of two. */
+static void warn_row(sl_feed *f, const sl_job *j) {
+    uint64_t n = ++f->st.warned;
+    if (n > 50 && (n & (n - 1))) return;
+    sl_log(SL_WARN, "%s line %llu: %s (warning %llu about a row)", sl_intake_dataset_name(f->cfg.intake, j->dataset),
+           (unsigned long long)j->row + 1, j->out.warn, (unsigned long long)n);
+}
+
 /* What a job came to, kept in the job until the sync: the entry's state before it was added. */
 static int journal(sl_feed *f, sl_job *j, sl_err *err) {
     if (j->kind == SL_JOB_FLUSH) return sl_intake_flush(f->cfg.intake, err) < 0 ? err->code : SL_OK;
@@ -495,9 +503,7 @@ static int journal(sl_feed *f, sl_job *j, sl_err *err) {
         j->kind = SL_JOB_KNOWN;
         return SL_OK;
     }
-    if (j->out.warn[0])
-        sl_log(SL_WARN, "%s row %llu: %s", sl_intake_dataset_name(f->cfg.intake, j->dataset),
-               (unsigned long long)j->row, j->out.warn);
+    if (j->out.warn[0]) warn_row(f, j);
     return sl_intake_add(f->cfg.intake, j->dataset, j->row, j->content, &j->out, j->client, err);
 }
 

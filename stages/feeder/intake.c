@@ -31,6 +31,7 @@ struct sl_intake {
     uint64_t next_seq, cap_seq;
 
     sl_pack pack;
+    uint32_t max_length; /* of the last HEADER */
     uint64_t commit_at, committed;
     sl_intake_done done_cb; /* during follow */
     void *done_arg;
@@ -162,6 +163,7 @@ static int replay(void *arg, const void *rec, sl_err *err) {
         sl_pack_close(&in->pack);
         in->pack.batch_tokens = r->batch_tokens;
         in->pack.max_rows = r->max_batch_rows;
+        in->max_length = r->max_length;
         return SL_OK;
     case SL_IN_DATASET:
         return replay_dataset(in, r, err);
@@ -188,11 +190,15 @@ static int append(sl_intake *in, sl_intake_rec *r, sl_err *err) {
 
 static int write_header(sl_intake *in, sl_err *err) {
     const sl_intake_cfg *c = &in->cfg;
-    if (in->records && in->pack.batch_tokens == c->batch_tokens && in->pack.max_rows == c->max_batch_rows) return SL_OK;
+    if (in->records && in->pack.batch_tokens == c->batch_tokens && in->pack.max_rows == c->max_batch_rows &&
+        in->max_length == c->max_length)
+        return SL_OK;
     if (in->records)
         sl_log(SL_WARN,
-               "batch limits changed from %u tokens, %u rows to %u, %u: rows accepted so far keep their batches",
-               in->pack.batch_tokens, in->pack.max_rows, c->batch_tokens, c->max_batch_rows);
+               "limits changed from %u tokens and %u rows a batch, %u tokens a row to %u, %u, %u: rows accepted so far "
+               "stay as they are, in the batches they are in",
+               in->pack.batch_tokens, in->pack.max_rows, in->max_length, c->batch_tokens, c->max_batch_rows,
+               c->max_length);
     sl_intake_rec r = {.kind = SL_IN_HEADER,
                        .seq = in->next_seq,
                        .batch_tokens = c->batch_tokens,
