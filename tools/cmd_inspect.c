@@ -114,7 +114,7 @@ static void print_json(const view *v) {
     json_object_set_new(j, "states",
                         json_pack("{s:o, s:s, s:I, s:I}", "h", states, "dtype", o.precision, "bytes_per_token",
                                   (json_int_t)v->token_bytes, "bytes_per_million_tokens",
-                                  (json_int_t)(v->token_bytes * 1000000)));
+                                  (json_int_t)v->token_bytes * 1000000));
     json_object_set_new(j, "unknown_keys", json_string(s->unknown));
     json_dumpf(j, stdout, JSON_INDENT(2) | JSON_PRESERVE_ORDER);
     putchar('\n');

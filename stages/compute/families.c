@@ -37,7 +37,7 @@ static int fail_value(cfg *c, const char *key, const json_t *v, const char *expe
 /* The value, or NULL when absent or null. */
 static json_t *get(cfg *c, const char *key) {
     int i = 0;
-    while (i < c->n_asked && strcmp(c->asked[i], key)) i++;
+    while (i < c->n_asked && strcmp(c->asked[i], key) != 0) i++;
     if (i == c->n_asked && i < MAX_ASKED) c->asked[c->n_asked++] = key;
     json_t *v = json_object_get(c->o, key);
     return json_is_null(v) ? NULL : v;
@@ -89,7 +89,7 @@ static const char *get_str(cfg *c, const char *key, const char *def) {
     return json_is_string(v) ? json_string_value(v) : def;
 }
 static void only(cfg *c, const char *key, const char *value, const char *supported) {
-    if (value && strcmp(value, supported)) {
+    if (value && strcmp(value, supported) != 0) {
         char want[200], found[200];
         snprintf(found, sizeof found, "\"%.150s\"", value);
         snprintf(want, sizeof want, "\"%s\", the only one that is supported for this family", supported);
@@ -251,7 +251,7 @@ static unsigned distance(const char *a, const char *b) { /* edit distance, cappe
 
 static void check_refused(cfg *c, const char *key, const json_t *v) {
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
-        if (strcmp(refused[i].key, key)) continue;
+        if (strcmp(refused[i].key, key) != 0) continue;
         double x = json_is_boolean(v) ? json_is_true(v) : json_is_number(v) ? json_number_value(v) : NAN;
         if (json_is_null(v) || (!isnan(refused[i].neutral) && x == refused[i].neutral)) return;
         char want[200];
@@ -295,7 +295,7 @@ static void read_rope_object(cfg *parent, json_t *o, const char *name, double th
     if (parent->rc) return;
     r->theta = get_num(&c, "rope_theta", theta, 1);
     const char *type = get_str(&c, "rope_type", NULL), *old = get_str(&c, "type", NULL);
-    if (type && old && strcmp(type, old)) fail(&c, "type", old, "the same as rope_type");
+    if (type && old && strcmp(type, old) != 0) fail(&c, "type", old, "the same as rope_type");
     if (!type) type = old ? old : "default";
     r->truncate = 1;
     if (get_num(&c, "partial_rotary_factor", 1, 0) != 1)
@@ -403,7 +403,7 @@ static void read_int4(cfg *c, sl_spec *s) {
         only(&w, "type", get_str(&w, "type", "int"), "int");
         s->quant_symmetric = get_bool(&w, "symmetric", 1);
         const char *order = get_str(&w, "actorder", NULL), *strategy = get_str(&w, "strategy", "group");
-        if (order && strcmp(order, "weight"))
+        if (order && strcmp(order, "weight") != 0)
             fail(&w, "actorder", order, "null or \"weight\": reordered groups are not supported");
         if (!strcmp(strategy, "channel"))
             s->quant_group = -1;
@@ -577,7 +577,7 @@ static void fill_deepseek_v2(cfg *c, sl_spec *s) {
     const char *method = get_str(c, "topk_method", "greedy");
     if (!strcmp(method, "greedy"))
         s->router.n_group = s->router.topk_group = 1;
-    else if (strcmp(method, "group_limited_greedy"))
+    else if (strcmp(method, "group_limited_greedy") != 0)
         fail(c, "topk_method", method, "\"greedy\" or \"group_limited_greedy\" in this family");
     only(c, "scoring_func", get_str(c, "scoring_func", NULL), "softmax");
     /* The published code and the transformers library disagree on what this would do (scale or not). */
@@ -632,7 +632,7 @@ static void fill_gemma3_rope(cfg *c, sl_spec *s) {
     if (p && json_object_get(p, "full_attention")) {
         const char *key;
         json_t *v;
-        json_object_foreach(p, key, v) if (strcmp(key, "full_attention") && strcmp(key, "sliding_attention"))
+        json_object_foreach(p, key, v) if (strcmp(key, "full_attention") != 0 && strcmp(key, "sliding_attention") != 0)
             fail_value(c, "rope_parameters", p, "full_attention and sliding_attention");
         read_rope_object(c, json_object_get(p, "full_attention"), "rope_parameters.full_attention", theta, s->max_pos,
                          &s->rope[0]);
@@ -748,7 +748,7 @@ static int fill_family(const family *f, sl_spec *s, json_t *root, const char *fi
 static void set_blocks(sl_spec *s) {
     s->k_block_attn = s->k_block_mlp = s->k_block_moe = 1;
     if (!strcmp(s->quant, "mxfp4")) s->k_block_moe = 32;
-    if (strcmp(s->quant, "int4")) return;
+    if (strcmp(s->quant, "int4") != 0) return;
     int32_t g = s->quant_group > 0 ? s->quant_group : 8;
     s->k_block_moe = g;
     if (!s->experts) s->k_block_attn = s->k_block_mlp = g;

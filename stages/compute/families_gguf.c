@@ -71,7 +71,7 @@ static void read_rope(meta *m, sl_spec *s) {
         r->scaling = r->factor == 1 ? SL_ROPESC_NONE : SL_ROPESC_LINEAR;
     else if (!strcmp(type, "yarn"))
         r->scaling = SL_ROPESC_YARN;
-    else if (strcmp(type, "none"))
+    else if (strcmp(type, "none") != 0)
         fail(m, "rope.scaling.type", type, "none, linear or yarn");
     if (!(r->factor > 0)) fail(m, "rope.scaling.factor", "not positive", "a number above 0");
     if (r->scaling != SL_ROPESC_YARN) return;
@@ -301,7 +301,7 @@ int sl_families_gguf(sl_spec *s, const sl_gguf *g, double eps_lora, sl_err *err)
     memset(s, 0, sizeof *s);
     sl_gguf_string(g, "general.architecture", &arch);
     snprintf(name, sizeof name, "%.*s", (int)(arch.n < 60 ? arch.n : 60), arch.s);
-    while (i < n && strcmp(archs[i].arch, name)) i++;
+    while (i < n && strcmp(archs[i].arch, name) != 0) i++;
     if (i == n) {
         for (i = 0; i < n; i++)
             at += (size_t)snprintf(list + at, sizeof list - at, "%s%s", i ? ", " : "", archs[i].arch);

@@ -253,7 +253,7 @@ static int compare_offset(const void *a, const void *b) {
 static int place_tensors(sl_gguf *g, cursor *c, uint32_t file, uint64_t first, uint64_t count, uint64_t align) {
     uint64_t size = g->file[file].size, at = (uint64_t)(c->p - c->base), data = (at + align - 1) / align * align;
     if (!count) return 0;
-    sl_gguf_tensor **order = malloc(count * sizeof *order);
+    sl_gguf_tensor **order = malloc(count * sizeof(sl_gguf_tensor *));
     if (!order) return sl_err_set(c->err, SL_ETEMP, "%s: out of memory for %" PRIu64 " tensors", c->path, count);
     int rc = 0;
     for (uint64_t i = 0; i < count && !rc; i++) {
@@ -272,7 +272,7 @@ static int place_tensors(sl_gguf *g, cursor *c, uint32_t file, uint64_t first, u
         else
             t->offset += data;
     }
-    if (!rc) qsort(order, count, sizeof *order, compare_offset);
+    if (!rc) qsort(order, count, sizeof(sl_gguf_tensor *), compare_offset);
     for (uint64_t i = 1; i < count && !rc; i++)
         if (order[i - 1]->offset + order[i - 1]->bytes > order[i]->offset)
             rc = sl_err_set(c->err, SL_EDATA, "%s: tensors '%.*s' and '%.*s' overlap", c->path,
@@ -446,12 +446,19 @@ static int open_file(gguf_file *f, const char *path, sl_err *err) {
 
 /* "x-00001-of-00004.gguf": sets no and count, returns the length of "x"; 0 when the name is not of that form. */
 static size_t split_name(const char *path, unsigned *no, unsigned *count) {
-    size_t n = strlen(path);
-    int used = 0;
-    if (n < 21) return 0;
-    const char *tail = path + n - 20;
-    if (sscanf(tail, "-%5u-of-%5u.gguf%n", no, count, &used) == 2 && used == 20) return n - 20;
-    return 0;
+    static const char form[] = "-#####-of-#####.gguf";
+    size_t n = strlen(path), len = sizeof form - 1;
+    unsigned v[2] = {0, 0};
+    if (n <= len) return 0;
+    const char *tail = path + n - len;
+    for (size_t i = 0; i < len; i++) {
+        if (form[i] != '#' && tail[i] != form[i]) return 0;
+        if (form[i] == '#' && (tail[i] < '0' || tail[i] > '9')) return 0;
+        if (form[i] == '#') v[i > 6] = v[i > 6] * 10 + (unsigned)(tail[i] - '0');
+    }
+    *no = v[0];
+    *count = v[1];
+    return n - len;
 }
 
 static int open_splits(sl_gguf *g, const char *path, uint64_t count, sl_err *err) {
@@ -468,7 +475,10 @@ static int open_splits(sl_gguf *g, const char *path, uint64_t count, sl_err *err
     char *name = malloc(stem + 32);
     int rc = 0;
     if (file) g->file = file;
-    if (!file || !name) rc = sl_err_set(err, SL_ETEMP, "%s: out of memory", path);
+    if (!file || !name) {
+        sl_err_set(err, SL_ETEMP, "%s: out of memory", path);
+        rc = SL_ETEMP;
+    }
     for (uint32_t i = 1; i < count && !rc; i++) {
         gguf_kv *kv = NULL;
         uint64_t nk = 0;
@@ -546,7 +556,7 @@ int sl_gguf_open_mem(sl_gguf **out, const void *data, uint64_t n, sl_err *err) {
 void sl_gguf_close(sl_gguf *g) {
     if (!g) return;
     for (uint32_t i = 0; i < g->n_files; i++) {
-        if (g->file[i].mapped) munmap((void *)(uintptr_t)g->file[i].map, g->file[i].size);
+        if (g->file[i].mapped) munmap((void *)g->file[i].map, g->file[i].size);
         if (g->file[i].fd >= 0) close(g->file[i].fd);
         free(g->file[i].path);
     }

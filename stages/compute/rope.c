@@ -75,8 +75,8 @@ int sl_spec_rope_freqs(const sl_spec *s, int which, float *inv, double *factor, 
 
 int sl_spec_rope_table(const sl_spec *s, int which, int64_t maxpos, float *out, sl_err *err) {
     int32_t half = sl_spec_rope_dim(s) / 2;
-    double factor;
-    float *inv = malloc(sizeof *inv * (size_t)(half > 0 ? half : 1));
+    double factor = 1;
+    float *inv = calloc((size_t)(half > 0 ? half : 1), sizeof *inv);
     if (!inv) return sl_err_set(err, SL_ETEMP, "out of memory for %d rope frequencies", half);
     int rc = sl_spec_rope_freqs(s, which, inv, &factor, err);
     for (int64_t pos = 0; pos < maxpos && !rc; pos++)

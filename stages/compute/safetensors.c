@@ -440,7 +440,7 @@ int sl_st_index_mem(const void *data, uint64_t n, const char *path,
     if (!rc && accept(&s, '}')) goto done;
     while (!rc) {
         if ((rc = string(&s)) || (rc = expect(&s, ':'))) break;
-        if (strcmp(s.text, "weight_map"))
+        if (strcmp(s.text, "weight_map") != 0)
             rc = skip_value(&s, 0);
         else if (maps++)
             rc = bad(&s, "a second weight_map");
@@ -483,7 +483,7 @@ typedef struct index_list {
 static int add_pair(void *arg, const char *name, const char *file, sl_err *err) {
     index_list *l = arg;
     uint32_t f = l->n_files; /* neighbours mostly share a file: search from the end */
-    while (f > 0 && strcmp(l->file[f - 1], file)) f--;
+    while (f > 0 && strcmp(l->file[f - 1], file) != 0) f--;
     if (f == 0) {
         if (!*file || strchr(file, '/') || file[0] == '.')
             return sl_err_set(err, SL_EDATA, "%s: tensor '%s' is said to be in '%s', which is not a plain file name",

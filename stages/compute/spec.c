@@ -275,7 +275,7 @@ static void hash_gguf(XXH3_state_t *x, const sl_gguf *g) {
 int sl_spec_fingerprint(const char *model, char out[80], sl_err *err) {
     sl_err local = {0};
     if (!err) err = &local;
-    XXH128_hash_t config, table;
+    XXH128_hash_t config = {0, 0}, table;
     XXH3_state_t *x = XXH3_createState();
     if (!x) return sl_err_set(err, SL_ETEMP, "out of memory");
     XXH3_128bits_reset(x);

@@ -229,7 +229,7 @@ static void int4_parts(maker *k, sl_want_item *it, sl_want_src *const src[SL_PAR
     snprintf(name, sizeof name, "%s.weight_scale", base);
     sl_src_tensor *sc = lookup(k, name);
     int32_t g = k->m->spec.quant_group > 0 ? k->m->spec.quant_group : (int32_t)it->k;
-    if (strcmp(k->m->spec.quant, "int4"))
+    if (strcmp(k->m->spec.quant, "int4") != 0)
         problem(k->p, "'%s' is packed INT4, but config.json declares no such quantization", base);
     if (kk % 8 || kk % (uint64_t)g)
         problem(k->p, "'%s' has %" PRIu64 " columns, not a multiple of its group of %d", base, kk, g);
@@ -278,7 +278,7 @@ static void fp8_parts(maker *k, sl_want_item *it, sl_want_src *const src[SL_PART
     char name[224];
     snprintf(name, sizeof name, "%s.weight_scale_inv", base);
     sl_src_tensor *sc = lookup(k, name);
-    if (strcmp(k->m->spec.quant, "fp8"))
+    if (strcmp(k->m->spec.quant, "fp8") != 0)
         problem(k->p, "'%s.weight' is F8_E4M3, but config.json declares no such quantization", base);
     if (!sc) return;
     if (sc->st != SL_ST_F32) {
@@ -491,8 +491,7 @@ static void find_item(maker *k, sl_want_item *it) {
         find_kv_b(k, it, src);
     else
         find_matrix(k, it, src, 0, it->name);
-    for (int p = 0; p < SL_PARTS; p++)
-        it->part[p].src = (sl_want_src *)(uintptr_t)(at[p] + 1); /* index + 1: resolved at the end */
+    for (int p = 0; p < SL_PARTS; p++) it->part[p].src_at = at[p]; /* a pointer only at the end: the array moves */
 }
 
 /* ---- the list ---- */
@@ -781,7 +780,7 @@ static int may_skip(const maker *k, const sl_src_tensor *t) {
     if (strstr(name, ".rotary_emb.inv_freq")) return 1; /* old checkpoints store what the configuration says anyway */
     if (s->tied && strlen(name) >= 14 && !strcmp(name + strlen(name) - 14, "lm_head.weight")) return 1;
     int n = snprintf(layers, sizeof layers, "%slayers.", k->base);
-    if (!s->mtp_layers || strncmp(name, layers, (size_t)n) || !isdigit((unsigned char)name[n])) return 0;
+    if (!s->mtp_layers || strncmp(name, layers, (size_t)n) != 0 || !isdigit((unsigned char)name[n])) return 0;
     long l = strtol(name + n, NULL, 10);
     return l >= s->n_layers && l < s->n_layers + s->mtp_layers;
 }
@@ -828,7 +827,7 @@ int sl_want_make(sl_want *w, sl_model *m, const sl_load_opts *o, sl_source *src,
         rc = sl_err_set(err, SL_ECONFIG, "%s: %" PRIu64 " fault%s in the checkpoint: %s%s", o->model, p->n,
                         p->n > 1 ? "s" : "", p->text, p->shown < p->n ? "; ..." : "");
     for (int i = 0; i < w->n && src && !rc; i++)
-        for (int q = 0; q < SL_PARTS; q++) w->item[i].part[q].src = w->src + ((uintptr_t)w->item[i].part[q].src - 1);
+        for (int q = 0; q < SL_PARTS; q++) w->item[i].part[q].src = w->src + w->item[i].part[q].src_at;
     free(p);
     if (rc) sl_want_free(w);
     return rc;

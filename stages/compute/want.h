@@ -18,6 +18,7 @@ typedef enum {
 typedef struct sl_want_src { uint32_t file; uint64_t off; } sl_want_src;
 typedef struct sl_want_part {
     sl_want_src *src; /* [count] */
+    uint64_t src_at;  /* its place in sl_want.src */
     uint64_t rows, pitch, piece;
 } sl_want_part;
 enum { SL_PART_DATA, SL_PART_SCALE, SL_PART_ZERO, SL_PARTS };

@@ -38,6 +38,11 @@ typedef struct load {
 
 /* ---- memory ---- */
 
+static int no_memory(sl_err *err, const char *what) {
+    sl_err_set(err, SL_ETEMP, "out of memory: %s", what);
+    return SL_ETEMP;
+}
+
 static void *new_block(load *l, uint64_t bytes, const char *what) {
     struct sl_model_store *st = l->m->store;
     void *p = NULL;
@@ -54,9 +59,9 @@ static void *new_block(load *l, uint64_t bytes, const char *what) {
     if (l->ops->alloc(l->ops->ctx, &p, bytes, what, l->err)) return NULL;
     st->block[st->n_blocks++] = p;
     if (l->host && bytes >= (4u << 20)) { /* fewer page faults now, fewer TLB misses in every batch */
-        uintptr_t a = ((uintptr_t)p + 0x1fffff) & ~(uintptr_t)0x1fffff,
-                  e = ((uintptr_t)p + bytes) & ~(uintptr_t)0x1fffff;
-        if (e > a) (void)madvise((void *)a, e - a, MADV_HUGEPAGE);
+        const uintptr_t huge = 0x1fffff;
+        uint64_t skip = -(uintptr_t)p & huge, n = bytes > skip ? (bytes - skip) & ~(uint64_t)huge : 0;
+        if (n) (void)madvise((uint8_t *)p + skip, n, MADV_HUGEPAGE);
     }
     return p;
 }
@@ -84,7 +89,7 @@ static void store_free(struct sl_model_store *st, sl_ops *ops) {
     if (!st) return;
     for (int i = 0; i < st->n_blocks; i++) ops->free(ops->ctx, st->block[i]);
     for (uint32_t f = 0; st->map && st->src.st && f < sl_source_n_files(&st->src); f++)
-        if (st->map[f]) munmap((void *)(uintptr_t)st->map[f], sl_source_file_bytes(&st->src, f));
+        if (st->map[f]) munmap((void *)st->map[f], sl_source_file_bytes(&st->src, f));
     free(st->map);
     free(st->block);
     sl_source_close(&st->src);
@@ -159,7 +164,7 @@ static void populate(load *l, uint32_t file, const uint8_t *map, uint64_t off, u
         uint64_t n = end - at < POPULATE ? end - at : POPULATE;
         (void)posix_fadvise(fd, (off_t)(at + n), (off_t)(end - at - n < AHEAD ? end - at - n : AHEAD),
                             POSIX_FADV_WILLNEED);
-        if (madvise((void *)(uintptr_t)(map + at), n, MADV_POPULATE_READ)) /* before Linux 5.14: touch the pages */
+        if (madvise((void *)(map + at), n, MADV_POPULATE_READ)) /* before Linux 5.14: touch the pages */
             for (uint64_t i = 0; i < n; i += 4096) (void)*(const volatile uint8_t *)(map + at + i);
     }
 }
@@ -207,7 +212,7 @@ static int copy_parts(load *l, sl_want_item *it, uint8_t *at) {
         for (int64_t e = 0; e < n && !rc; e++, at += q->rows * q->piece)
             rc = sl_loader_add(l->reader, q->src[e].file, q->src[e].off, q->rows, q->pitch, q->piece, at,
                                finite_kind(it, p), it->name, l->err);
-        at = (uint8_t *)(((uintptr_t)at + PLACE_ALIGN - 1) & ~(uintptr_t)(PLACE_ALIGN - 1));
+        at += -(uintptr_t)at & (PLACE_ALIGN - 1);
     }
     set_mat(it, base, 1);
     return rc;
@@ -219,7 +224,7 @@ static int copy_transposed(load *l, sl_want_item *it, uint8_t *dst) {
     uint64_t es = sl_wfmt_row_bytes(it->fmt, 1), n = q->piece / es, k = q->rows, bytes = n * k * es;
     uint8_t *in = malloc(q->piece * 64), *out = malloc(bytes);
     const uint8_t *base[SL_PARTS] = {dst, NULL, NULL};
-    int rc = in && out ? 0 : sl_err_set(l->err, SL_ETEMP, "out of memory to transpose '%s'", it->name);
+    int rc = in && out ? 0 : no_memory(l->err, it->name);
     for (int64_t e = 0; e < it->e1 - it->e0 && !rc; e++, dst += bytes) {
         for (uint64_t k0 = 0; k0 < k && !rc; k0 += 64) {
             uint64_t kb = k - k0 < 64 ? k - k0 : 64;
@@ -256,7 +261,7 @@ static int build_kv_b(load *l, sl_want_item *it, uint8_t *dst) {
     uint64_t row = sl_wfmt_row_bytes(it->fmt, lora), kbytes = kp->rows * kp->piece, vbytes = vp->rows * vp->piece;
     uint8_t *kb = malloc(kbytes), *vb = malloc(vbytes), *out = malloc((uint64_t)(it->n1 - it->n0) * row);
     float *line = malloc((size_t)(nope > lora ? nope : lora) * sizeof *line);
-    int rc = kb && vb && out && line ? 0 : sl_err_set(l->err, SL_ETEMP, "out of memory to build '%s'", it->name);
+    int rc = kb && vb && out && line ? 0 : no_memory(l->err, it->name);
     if (!rc) rc = sl_source_read(&l->m->store->src, kp->src[0].file, kp->src[0].off, kb, kbytes, l->err);
     if (!rc) rc = sl_source_read(&l->m->store->src, vp->src[0].file, vp->src[0].off, vb, vbytes, l->err);
     sl_mat km = {
@@ -312,7 +317,7 @@ static int fill_random(load *l, sl_want_item *it, uint8_t *at) {
                 at += n * q->piece;
             }
         free(buf);
-        at = (uint8_t *)(((uintptr_t)at + PLACE_ALIGN - 1) & ~(uintptr_t)(PLACE_ALIGN - 1));
+        at += -(uintptr_t)at & (PLACE_ALIGN - 1);
     }
     set_mat(it, base, 1);
     return rc;
@@ -389,7 +394,7 @@ static int read_vec(load *l, const sl_want_item *it, float *out) {
     }
     const sl_want_part *q = &it->part[SL_PART_DATA];
     uint8_t *buf = malloc(q->piece);
-    int rc = buf ? 0 : sl_err_set(l->err, SL_ETEMP, "out of memory");
+    int rc = buf ? 0 : no_memory(l->err, it->name);
     for (int64_t e = 0; e < slots && !rc; e++) {
         rc = sl_source_read(&l->m->store->src, q->src[e].file, q->src[e].off, buf, q->piece, l->err);
         for (int64_t i = 0; i < n && !rc; i++) out[e * n + i] = to_f32(buf, it->st, (uint64_t)i);
@@ -405,9 +410,7 @@ static int place_vectors(load *l) {
             total += (l->want.item[i].bytes + PLACE_ALIGN - 1) / PLACE_ALIGN * PLACE_ALIGN;
     if (!total) return 0;
     uint8_t *host = calloc(1, total), *dev = new_block(l, total, "norms and biases");
-    int rc = host && dev ? 0
-             : dev       ? sl_err_set(l->err, SL_ETEMP, "out of memory for norms and biases")
-                         : (l->err ? l->err->code : SL_ETEMP);
+    int rc = host && dev ? 0 : dev ? no_memory(l->err, "norms and biases") : (l->err ? l->err->code : SL_ETEMP);
     for (int i = 0; i < l->want.n && !rc; i++) {
         sl_want_item *it = &l->want.item[i];
         if (!it->vec || !it->load) continue;
@@ -443,7 +446,7 @@ static int place_all(load *l) {
 
 static int new_model(sl_model **out, const sl_load_opts *o, sl_err *err) {
     sl_model *m = calloc(1, sizeof *m);
-    if (!m) return sl_err_set(err, SL_ETEMP, "out of memory");
+    if (!m) return no_memory(err, "the model");
     *out = m;
     m->rank = o->rank;
     m->tp = o->tp;
@@ -455,7 +458,7 @@ static int new_model(sl_model **out, const sl_load_opts *o, sl_err *err) {
     m->top_layer = o->top_layer;
     m->layer = calloc((size_t)m->spec.n_layers, sizeof *m->layer);
     m->store = calloc(1, sizeof *m->store);
-    if (!m->layer || !m->store) return sl_err_set(err, SL_ETEMP, "out of memory");
+    if (!m->layer || !m->store) return no_memory(err, "the model");
     return 0;
 }
 
@@ -474,7 +477,7 @@ int sl_model_load(sl_model **out, const sl_load_opts *o, sl_ops *ops, sl_err *er
     if (!rc && !o->random) {
         rc = sl_source_open(&m->store->src, o->model, err);
         if (!rc && !(m->store->map = calloc(sl_source_n_files(&m->store->src) + 1, sizeof *m->store->map)))
-            rc = sl_err_set(err, SL_ETEMP, "out of memory");
+            rc = no_memory(err, "the list of files");
     }
     if (!rc) rc = sl_want_make(&l.want, m, o, o->random ? NULL : &m->store->src, err);
     if (!rc) {
@@ -527,7 +530,7 @@ int sl_model_plan_make(sl_model_plan *p, const sl_spec *s, const sl_load_opts *o
     m->tp = o->tp;
     m->top_layer = o->top_layer;
     m->layer = calloc((size_t)s->n_layers, sizeof *m->layer);
-    int rc = m->layer ? 0 : sl_err_set(err, SL_ETEMP, "out of memory");
+    int rc = m->layer ? 0 : no_memory(err, "the plan");
     if (!rc && !o->random) rc = sl_source_open(&src, o->model, err);
     if (!rc) rc = sl_want_make(&w, m, o, o->random ? NULL : &src, err);
     if (!rc) {
