@@ -237,6 +237,12 @@ static int open_parts(sl_sink *s, sl_err *err) {
     if (s->cfg.manifest.layout == SL_LAYOUT_SHARDS) {
         if ((rc = sl_wio_open(&s->wio, s->cfg.n_buf, s->cfg.buf_bytes, s->efd, s->cfg.plain, wio_done, s, err)))
             return rc;
+        if (sl_wio_uring(s->wio) && !sl_wio_fixed(s->wio))
+            sl_sink_note(
+                s, 1,
+                "write buffers (%u MB) are not registered with io_uring, which costs some CPU: raise the memlock limit "
+                "(LimitMEMLOCK, ulimit -l)",
+                (unsigned)((uint64_t)s->cfg.n_buf * s->cfg.buf_bytes >> 20));
         if (!sl_wio_uring(s->wio))
             sl_sink_note(s, 1, "writing with pwrite instead of io_uring: %s", sl_wio_why_plain(s->wio));
     }

@@ -81,6 +81,9 @@ void sl_wio_close(sl_wio *w) {
 bool sl_wio_uring(const sl_wio *w) {
     return w->uring;
 }
+bool sl_wio_fixed(const sl_wio *w) {
+    return w->fixed;
+}
 const char *sl_wio_why_plain(const sl_wio *w) {
     return w->why;
 }

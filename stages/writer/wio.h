@@ -24,6 +24,7 @@ int sl_wio_open(sl_wio **out, unsigned n_buf, uint32_t buf_bytes, int efd, bool 
                 sl_err *err);
 void sl_wio_close(sl_wio *w); /* waits for what is in flight */
 bool sl_wio_uring(const sl_wio *w);
+bool sl_wio_fixed(const sl_wio *w);            /* buffers are registered (RLIMIT_MEMLOCK allowed it) */
 const char *sl_wio_why_plain(const sl_wio *w); /* the reason when sl_wio_uring is false */
 /* The file that further writes go to; nothing may be in flight. */
 int sl_wio_file(sl_wio *w, int fd, sl_err *err);
