@@ -196,16 +196,45 @@ static void finished_batch_of_a_dead_group(void) {
     rig g;
     rig_open(&g, 2);
     tally t = {0};
+    pid_t pid = spawn(&g);
+    while (sl_metric_get(g.st.metrics, 2, SL_M_HEARTBEAT) == 0) nap();
+    kill(pid, SIGSTOP);
     rig_feed(&g, ROWS, T, NULL);
     rig_ranks(&g, NULL);
     g.ctl[1].epoch = g.epoch = 2;
-    pid_t pid = spawn(&g);
+    kill(pid, SIGCONT);
     see_through(&g, &pid, &t, 0);
     rig_ranks(&g, NULL); /* the new life read "gathered" before */
     rig_feed(&g, ROWS, T, NULL);
     rig_ranks(&g, NULL);
     see_through(&g, &pid, &t, 1);
     drain(&g, pid, &t);
+    rig_close(&g);
+}
+
+/* A restarted gather does not know what it had read of a dead epoch: here the first batch of it is gone, the second
+ * whole. */
+static void dead_epoch_after_a_restart(void) {
+    rig g;
+    rig_open(&g, 2);
+    tally t = {0};
+    rig_feed(&g, ROWS, T, NULL);
+    rig_batch first = g.now;
+    g.now.states = NULL;
+    rig_feed(&g, ROWS, T, NULL);
+    rig_ranks(&g, NULL); /* batch 1 of epoch 1 stands at the head of both rings */
+    g.ctl[1].epoch = g.epoch = 2;
+    pid_t pid = spawn(&g);
+    rig_batch second = g.now;
+    g.now = first;
+    rig_ranks(&g, NULL);
+    see_through(&g, &pid, &t, 0);
+    g.now = second;
+    rig_ranks(&g, NULL);
+    see_through(&g, &pid, &t, 1);
+    drain(&g, pid, &t);
+    free(first.states);
+    g.before.states = NULL;
     rig_close(&g);
 }
 
@@ -253,6 +282,7 @@ int main(void) {
     group_dies(false);
     group_dies(true);
     finished_batch_of_a_dead_group();
+    dead_epoch_after_a_restart();
     waits_for_the_writer();
     printf("%d failures\n", failures);
     return failures != 0;

@@ -50,7 +50,6 @@ static int attach_group(sl_gather *g, group *gr, sl_err *err) {
     const sl_boot *b = g->st->boot;
     const sl_boot_group *bg = &b->groups[gr->id];
     gr->tp = b->tp;
-    gr->floor = 1;
     int rc = sl_ring_attach(&gr->batch, bg->batch_fd, SL_BATCH_GATHERED, err);
     if (!rc) rc = sl_ring_attach(&gr->sample, bg->sample_fd, SL_RING_PRODUCER, err);
     for (uint32_t r = 0; !rc && r < gr->tp; r++)
@@ -91,7 +90,10 @@ static uint64_t lane_end(const lane *l, uint64_t bpos, uint32_t epoch) {
     return end;
 }
 
-static int resume_group(group *gr, sl_err *err) {
+/* What was read of a dead epoch in the last life is not known any more, and what is left of it may begin in the middle
+ * of a batch: only the current epoch counts. Its ranks make the batch at "gathered" again. */
+static int resume_group(const sl_gather *g, group *gr, sl_err *err) {
+    gr->floor = atomic_load_explicit(&g->st->ctl[1 + gr->id].epoch, memory_order_acquire);
     gr->cur = sl_ring_pos(gr->batch, SL_BATCH_GATHERED);
     for (uint32_t r = 0; r < gr->tp; r++)
         gr->lane[r].at = gr->lane[r].own = sl_ring_pos(gr->lane[r].ring, SL_CHUNK_VALIDATED);
@@ -119,7 +121,7 @@ int sl_gather_open(sl_gather **out, const sl_stage *st, sl_err *err) {
         group *gr = &g->groups[g->n_groups];
         gr->id = g->n_groups;
         rc = attach_group(g, gr, err);
-        if (!rc) rc = resume_group(gr, err);
+        if (!rc) rc = resume_group(g, gr, err);
         if (rc) sl_err_wrap(err, "gather: group %u", gr->id);
     }
     g->summary_at = sl_now_ns() + SUMMARY_NS;
