@@ -14,6 +14,7 @@ static const char *const layouts[] = {[SL_LAYOUT_SHARDS] = "shards", [SL_LAYOUT_
 void sl_store_stats_add(sl_store_stats *s, const sl_commit_rec *r) {
     if (r->kind == SL_CM_REJECT) {
         s->rejected++;
+        s->rejected_tokens += r->T;
         s->by_verdict[r->verdict < SL_V_N ? r->verdict : SL_V_COUNT]++;
     }
     if (r->kind != SL_CM_COMMIT) return;

@@ -6,7 +6,7 @@
 #include "stages/writer/safetensors_out.h"
 
 typedef struct sl_store_stats { /* sums over commit.log */
-    uint64_t rows, rejected, tokens, supervised, raw_bytes, stored_bytes;
+    uint64_t rows, rejected, rejected_tokens, tokens, supervised, raw_bytes, stored_bytes;
     uint64_t nll_rows;
     double nll_sum;
     uint64_t by_verdict[SL_V_N];

@@ -51,7 +51,7 @@ int sl_store_shard_parse(const char *name, uint32_t *shard, int *open) {
 
 struct sl_accepted {
     char log[4200], dat[4200];
-    uint64_t at, n_rows, cap_rows, rejected;
+    uint64_t at, n_rows, cap_rows, rejected, tokens;
     sl_accepted_row *rows;
     char **names;
     uint32_t n_names;
@@ -104,6 +104,7 @@ static int each(void *arg, const void *rec, sl_err *err) {
     const sl_intake_rec *r = rec;
     if (r->kind == SL_IN_DATASET) return add_name(i, r, err);
     i->rejected += r->kind == SL_IN_REJECT;
+    i->tokens += r->kind == SL_IN_ROW ? r->T : 0;
     if (r->kind != SL_IN_ROW) return 0;
     if (r->seq != i->n_rows)
         return sl_err_set(err, SL_EDATA, "%s: row with seq %llu where %llu was due", i->log, (unsigned long long)r->seq,
@@ -135,6 +136,9 @@ int sl_accepted_follow(sl_accepted *i, sl_err *err) {
 
 uint64_t sl_accepted_rows(const sl_accepted *i) {
     return i->n_rows;
+}
+uint64_t sl_accepted_tokens(const sl_accepted *i) {
+    return i->tokens;
 }
 uint64_t sl_accepted_rejected(const sl_accepted *i) {
     return i->rejected;

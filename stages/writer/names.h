@@ -29,6 +29,7 @@ void sl_accepted_free(sl_accepted *i);
 /* Read what was added; a missing log is an empty one. SL_EDATA: corrupt. */
 int sl_accepted_follow(sl_accepted *i, sl_err *err);
 uint64_t sl_accepted_rows(const sl_accepted *i);     /* highest seq + 1 */
+uint64_t sl_accepted_tokens(const sl_accepted *i);   /* of all accepted rows */
 uint64_t sl_accepted_rejected(const sl_accepted *i); /* rows the feeder refused */
 uint32_t sl_accepted_datasets(const sl_accepted *i);
 const char *sl_accepted_name(const sl_accepted *i, uint32_t dataset);      /* NULL: not defined */

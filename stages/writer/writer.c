@@ -94,6 +94,15 @@ static void on_tick(void *arg) {
     sl_metric_beat(w->st->metrics);
 }
 
+/* Bytes still to come: tokens accepted and not done, at the ratio so far. */
+static void forecast(sl_writer *w, const sl_store_stats *s) {
+    uint64_t done = s->tokens + s->rejected_tokens;
+    if (sl_accepted_follow(w->intake, NULL) || sl_accepted_tokens(w->intake) < done) return;
+    double left = (double)(sl_accepted_tokens(w->intake) - done) * w->K * w->row_bytes;
+    if (s->raw_bytes) left *= (double)s->stored_bytes / (double)s->raw_bytes;
+    sl_metric_set(w->st->metrics, SL_M_DISK_NEED, (uint64_t)left);
+}
+
 static void on_commit(void *arg, void **tokens, unsigned n) {
     sl_writer *w = arg;
     for (unsigned i = 0; i < n; i++) {
@@ -110,6 +119,7 @@ static void on_commit(void *arg, void **tokens, unsigned n) {
     sl_metric_add(w->st->metrics, SL_M_ROWS_REJECTED, s->rejected - w->reject_seen);
     w->stored_seen = s->stored_bytes;
     w->reject_seen = s->rejected;
+    forecast(w, s);
 }
 
 /* ---- finding a batch's chunks ---- */
