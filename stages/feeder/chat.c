@@ -341,7 +341,8 @@ static void look_for_losses(const sl_chat *c, const json_t *messages, json_t *to
     json_array_foreach(messages, i, m) json_array_foreach(json_object_get(m, "tool_calls"), k, call) {
         json_t *f = json_object_get(call, "function");
         const char *name = json_string_value(json_object_get(f ? f : call, "name"));
-        if (name && !contains(out->text, out->len, name))
+        const char *id = json_string_value(json_object_get(call, "id")); /* some templates name a call by its id */
+        if (name && !contains(out->text, out->len, name) && !(id && *id && contains(out->text, out->len, id)))
             snprintf(out->warn, sizeof out->warn, "message %zu: the chat template leaves out the tool call '%.64s'", i,
                      name);
     }
