@@ -112,6 +112,7 @@ static json_t *forward_json(const char *what, const sl_bench_result *r) {
     json_object_set_new(j, "workspace_bytes", json_integer((json_int_t)r->workspace_bytes));
     json_object_set_new(j, "tok_s", json_real(r->median_tok_s));
     json_object_set_new(j, "best_tok_s", json_real(r->best_tok_s));
+    json_object_set_new(j, "tok_per_cpu_s", json_real(r->cpu_tok_s));
     json_object_set_new(j, "gflop_per_token", json_real(r->gflop_per_token));
     json_object_set_new(j, "gflop_s", json_real(r->gflops));
     json_object_set_new(j, "seconds", runs);

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 typedef struct bench {
     const sl_bench_opts *o;
@@ -115,6 +116,12 @@ static int open_forward(bench *b, sl_bench_result *r, sl_err *err) {
     return rc ? rc : b->ops->register_arena(b->ops->ctx, b->nonfinite, (chunks * 4 + 4095) / 4096 * 4096, err);
 }
 
+static double cpu_seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
 static int one_run(bench *b, int capture, double *sec, sl_err *err) {
     uint64_t t0 = sl_now_ns();
     b->ticket = 0;
@@ -153,7 +160,10 @@ static int measure(bench *b, sl_bench_result *r, sl_err *err) {
     int rc = 0;
     for (int32_t i = 0; i < o->warmup && !rc; i++) rc = one_run(b, o->capture, &sec, err);
     for (int32_t i = 0; i < o->repeat && !rc; i++) { /* turn about, so that a drifting clock touches both alike */
+        double cpu = cpu_seconds();
         rc = one_run(b, 0, &r->forward_s[i], err);
+        cpu = cpu_seconds() - cpu;
+        if (cpu > 0 && (double)r->tokens / cpu > r->cpu_tok_s) r->cpu_tok_s = (double)r->tokens / cpu;
         if (!rc && o->capture) rc = one_run(b, 1, &r->capture_s[i], err);
         r->runs = i + 1;
     }

@@ -32,8 +32,9 @@ typedef struct sl_bench_result {
     double forward_s[SL_BENCH_MAX_RUNS], capture_s[SL_BENCH_MAX_RUNS]; /* sorted ascending */
     int32_t runs;
     double median_tok_s, best_tok_s; /* without capture */
-    double capture_median_tok_s;     /* 0 when not measured */
-    double gflop_per_token, gflops;  /* 2 * linear parameters touched a token; and that times median tok/s */
+    double cpu_tok_s; /* tokens a second of processor time (all threads), best run: what to compare on a busy machine */
+    double capture_median_tok_s;    /* 0 when not measured */
+    double gflop_per_token, gflops; /* 2 * linear parameters touched a token; and that times median tok/s */
     double capture_bytes_per_token;
 } sl_bench_result;
 
