@@ -49,5 +49,6 @@ int main(int argc, char **argv) {
         obey(&s);
         sl_bell_wait(s.bell, p, 1, 20);
     }
+    sl_metrics_detach(s.metrics);
     return 0;
 }
