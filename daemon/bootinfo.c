@@ -33,7 +33,7 @@ int sl_run_lock(const char *store, sl_err *err) {
         close(fd);
         if (e != EWOULDBLOCK) return sl_err_sys(err, SL_ETEMP, e, "locking %s", path);
         return sl_err_set(err, SL_ETEMP,
-                          "the store %s is in use by sluiced pid %.*s; stop it (sluice drain --store %s) or "
+                          "the store %s is in use by sluiced pid %.*s; stop it (sluice drain --at %s) or "
                           "give another store",
                           store, n > 0 ? (int)strcspn(text, "\n") : 1, n > 0 ? text : "?", store);
     }

@@ -50,7 +50,7 @@ static void on_signal(int sig) {
 /* ---- one line ---- */
 
 static void print_line(const msgpack_object *m) {
-    char state[32], a[32], b[32], c[32], eta[32];
+    char state[32], a[32], b[32], c[32], room[32], eta[32];
     double e = sl_status_dbl(m, "eta");
     printf("%s rows %llu/%llu queued %llu rejected %llu | %s tok/s | %s/s raw %s/s stored | ratio %.2f | free %s | eta "
            "%s%s\n",
@@ -59,7 +59,7 @@ static void print_line(const msgpack_object *m) {
            (unsigned long long)(sl_status_u64(m, "rows.rejected") + sl_status_u64(m, "rows.refused")),
            sl_cli_count(a, sl_status_dbl(m, "rate.tokens")), sl_cli_bytes(b, sl_status_dbl(m, "rate.raw")),
            sl_cli_bytes(c, sl_status_dbl(m, "rate.stored")), sl_status_dbl(m, "bytes.ratio"),
-           sl_cli_bytes(state, sl_status_dbl(m, "disk.free")), e < 0 ? "?" : sl_cli_span(eta, e),
+           sl_cli_bytes(room, sl_status_dbl(m, "disk.free")), e < 0 ? "?" : sl_cli_span(eta, e),
            sl_status_u64(m, "disk.paused") ? " PAUSED: disk full" : "");
     fflush(stdout);
 }

@@ -185,6 +185,25 @@ class Matrix:
             return f"{kills} times"
         return run
 
+    def interrupt(self, twice):
+        """Ctrl-C: accepted rows are finished (75, or 0 when that was all); a second one kills. Then the command again."""
+        def run(out):
+            p = self.start(out)
+            time.sleep(self.ref_seconds * 0.4)
+            p.send_signal(signal.SIGINT)
+            if twice:
+                time.sleep(0.03)
+                p.send_signal(signal.SIGINT)
+            rc = self.finish(p)
+            if rc not in (0, 75):
+                raise AssertionError(f"the interrupted run ended with {rc}")
+            wait_gone(self.a.bin, out)
+            rc2 = self.finish(self.start(out))
+            if rc2 != 0:
+                raise AssertionError(f"the run after it ended with {rc2}")
+            return f"status {rc}, then {rc2}"
+        return run
+
     def disk_full(self, out):
         os.mkdir(out)
         small, large = "size=1500k", "size=64m"
@@ -310,6 +329,8 @@ def main():
         m.case(f"random stages {i}", m.random_stages(a.seed * 1000 + i))
     for i in range(3):
         m.case(f"everything at once {i}", m.everything(a.seed * 1000 + i))
+    m.case("Ctrl-C", m.interrupt(False))
+    m.case("Ctrl-C twice", m.interrupt(True))
     m.case("disk full", m.disk_full)
     print(f"{m.ran} cases, {len(m.failed)} failed, {time.monotonic() - start:.0f} s, seed {a.seed}")
     if m.failed:
