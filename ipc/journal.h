@@ -92,7 +92,7 @@ typedef struct sl_commit_rec {
     uint64_t raw_bytes; /* bytes of states before the codec */
     float nll;          /* NaN: not computed */
     uint32_t mask_sum;
-    uint64_t states_sum; /* XXH64 over the row's states as stored order [k][t][h]: what `verify --deep` recomputes */
+    uint64_t states_sum; /* checksum of the row's states, defined in ipc/store.h: what `verify --deep` recomputes */
     uint64_t time_ns;    /* CLOCK_REALTIME */
     uint8_t pad[8];
     uint32_t spare;
