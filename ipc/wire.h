@@ -10,7 +10,8 @@
  *        ROW = {n:u64 row number in the data set, j:bin the JSON line as it stands}   (text, messages, input_ids, ...)
  *            | {n:u64, ids:bin int32 LE, mask:bin u8 (optional), id:str (optional)}   (token ids, no parsing)
  *   {t:"flush"}                    everything sent before forms batches now; also ends a stream
- *   {t:"ping"}                     answered by {t:"pong"}; before hello by err "order", so that a client notices a new feeder
+ *   {t:"ping"}                     answered by {t:"pong"}; before hello by err "order", so that a client notices a
+ *                                  new feeder
  *  feeder -> client
  *   {t:"ack", acc:[[n, parts, tokens]...], known:[n...], rej:[[n, part, reason:str, message:str]...]}
  *                                  after intake.log is durable
