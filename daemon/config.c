@@ -53,7 +53,7 @@ static const sl_config_key keys[] = {
 
     {"store", "path", SL_KEY_STR, 0, 0, "folder", "", "Where the states and the two logs go. Required.", B(store)},
     {"store", "layout", SL_KEY_CHOICE, 0, 0, "shards|files", "shards", "Large sealed shards, or one safetensors file a row.", B(layout)},
-    {"store", "codec", SL_KEY_CHOICE, 0, 0, "none|zstd|bf16", "zstd", "Compression of the states (shards).", B(codec)},
+    {"store", "codec", SL_KEY_CHOICE, 0, 0, "none|zstd|bf16", "bf16", "Compression of the states in shards; f32 states: bf16 means zstd.", B(codec)},
     {"store", "zstd_level", SL_KEY_U32, 1, 19, "", "1", "zstd compression level.", B(zstd_level)},
     {"store", "threads", SL_KEY_U32, 1, 256, "", "1", "Compression threads.", B(writer_threads)},
     {"store", "shard_size", SL_KEY_SIZE, 1048576, 1099511627776.0, "", "4GiB", "A shard is sealed when it reaches this size.", B(shard_bytes)},

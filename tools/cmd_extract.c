@@ -76,7 +76,7 @@ static const sl_cli_opt opts[] = {
     {"Store", 0, SL_CLI_HEAD},
     {"layout", 0, SL_CLI_CHOICE, "shards|files",
      "Large self-describing shards (default), or one safetensors file a row.", &o.layout},
-    {"codec", 0, SL_CLI_CHOICE, "none|zstd|bf16", "Compression of shards.", &o.codec},
+    {"codec", 0, SL_CLI_CHOICE, "none|zstd|bf16", "Compression of shards. Default bf16 (f32 states: zstd).", &o.codec},
     {"zstd-level", 0, SL_CLI_STR, "N", "Default 1.", &o.zstd_level},
     {"shard-size", 0, SL_CLI_STR, "SIZE", "Default 4GiB.", &o.shard_size},
     {"Command", 0, SL_CLI_HEAD},
