@@ -37,7 +37,8 @@ static int run_open(run *r, uint64_t depth, uint64_t slots, uint64_t size, uint6
     r->rep = mmap(NULL, r->rep_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (r->rep == MAP_FAILED) {
         r->rep = NULL;
-        return sl_err_sys(err, SL_ETEMP, errno, "bench ring: %llu bytes", (unsigned long long)r->rep_bytes);
+        sl_err_sys(err, SL_ETEMP, errno, "bench ring: %llu bytes", (unsigned long long)r->rep_bytes);
+        return SL_ETEMP;
     }
     return 0;
 }
@@ -162,8 +163,9 @@ static int bench_latency(uint64_t pings, sl_bench_ring_result *out, sl_err *err)
     if (!rc) {
         for (uint64_t i = 0; i < pings; i++) at[i] = r.rep->seen_ns[i] - at[i];
         qsort(at, pings, 8, cmp_u64);
-        out->latency_p50_us = (double)at[pings / 2] / 1e3;
-        out->latency_p99_us = (double)at[pings * 99 / 100] / 1e3;
+        uint64_t p50 = pings / 2, p99 = pings * 99 / 100;
+        out->latency_p50_us = (double)at[p50] / 1e3;
+        out->latency_p99_us = (double)at[p99] / 1e3;
     }
     run_close(&r);
     free(at);

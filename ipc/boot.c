@@ -235,10 +235,11 @@ int sl_boot_attach(const sl_boot **out, int fd, sl_err *err) {
     uint64_t len = (sizeof(sl_boot) + 4095) / 4096 * 4096;
     int rc = sl_memfd_check(fd, "boot", len, true, NULL, err);
     if (rc) return rc;
-    const sl_boot *b = mmap(NULL, len, PROT_READ, MAP_SHARED, fd, 0);
-    if (b == MAP_FAILED) return sl_err_sys(err, SL_ETEMP, errno, "boot: map");
+    void *map = mmap(NULL, len, PROT_READ, MAP_SHARED, fd, 0);
+    const sl_boot *b = map;
+    if (map == MAP_FAILED) return sl_err_sys(err, SL_ETEMP, errno, "boot: map");
     if ((rc = sl_boot_check(b, err))) {
-        munmap((void *)(uintptr_t)b, len);
+        munmap(map, len);
         return rc;
     }
     *out = b;

@@ -5,6 +5,7 @@
 static int err_vset(sl_err *err, int code, const char *fmt, va_list ap) {
     if (!err) return code;
     err->code = code;
+    /* NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized): every caller has called va_start */
     int n = vsnprintf(err->msg, sizeof err->msg, fmt, ap);
     if (n < 0) err->msg[0] = 0;
     return code;
@@ -36,6 +37,7 @@ int sl_err_wrap(sl_err *err, const char *fmt, ...) {
     char front[SL_ERR_MAX];
     va_list ap;
     va_start(ap, fmt);
+    /* NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized): the line before is va_start */
     int n = vsnprintf(front, sizeof front, fmt, ap);
     va_end(ap);
     if (n < 0) return err->code;

@@ -121,16 +121,16 @@ static int check_tail(int fd, const char *path, uint32_t magic, uint64_t bad, sl
 /* The pid that holds the flock of this file, from /proc/locks; 0 when not found. */
 static long lock_holder(int fd) {
     struct stat st;
+    if (fstat(fd, &st) < 0) return 0;
     FILE *f = fopen("/proc/locks", "re");
     if (!f) return 0;
-    long found = 0, pid;
-    char line[256], kind[16], kind2[16], rw[16];
-    unsigned maj, min;
-    unsigned long ino;
-    while (!fstat(fd, &st) && fgets(line, sizeof line, f))
-        if (sscanf(line, "%*s %15s %15s %15s %ld %x:%x:%lu", kind, kind2, rw, &pid, &maj, &min, &ino) == 7 &&
-            !strcmp(kind, "FLOCK") && ino == st.st_ino && maj == major(st.st_dev) && min == minor(st.st_dev)) {
-            found = pid;
+    long found = 0;
+    char line[256], kind[16], pid[32], at[64], want[64];
+    snprintf(want, sizeof want, "%02x:%02x:%llu", major(st.st_dev), minor(st.st_dev), (unsigned long long)st.st_ino);
+    while (fgets(line, sizeof line, f))
+        if (sscanf(line, "%*s %15s %*s %*s %31s %63s", kind, pid, at) == 3 && !strcmp(kind, "FLOCK") &&
+            !strcmp(at, want)) {
+            found = strtol(pid, NULL, 10);
             break;
         }
     fclose(f);

@@ -68,7 +68,7 @@ static void emit(sl_level lv, const char *text) {
     size_t len = (size_t)n;
     if (len > sizeof line - 2) {
         len = sizeof line - 2;
-        memcpy(line + len - 3, "...", 3);
+        line[len - 1] = line[len - 2] = line[len - 3] = '.';
     }
     for (size_t i = 0; i < len; i++) /* a message cannot forge a second line or send terminal codes */
         if ((unsigned char)line[i] < 0x20 || line[i] == 0x7f) line[i] = line[i] == '\n' ? '|' : ' ';
@@ -96,6 +96,7 @@ void sl_log(sl_level lv, const char *fmt, ...) {
     char text[LINE_MAX_BYTES - 96];
     va_list ap;
     va_start(ap, fmt);
+    /* NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized): the line before is va_start */
     int n = vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
     if (n < 0) return;

@@ -185,7 +185,7 @@ int sl_ring_attach(sl_ring **out, int fd, int role, sl_err *err) {
     ring_header h;
     memcpy(&h, r->base, sizeof h);
     r->bytes = size;
-    layout l;
+    layout l = {0};
     if (!(rc = check_header(&h, size, &l, err)) && !(rc = check_role(&h.p, role, err))) {
         r->p = h.p;
         r->page = h.page;

@@ -116,7 +116,12 @@ int sl_gather_open(sl_gather **out, const sl_stage *st, sl_err *err) {
     g->st = st;
     sl_check_shape_of(&g->shape, st->boot);
     g->groups = calloc(st->boot->dp, sizeof *g->groups);
-    int rc = g->groups ? 0 : sl_err_set(err, SL_ETEMP, "gather: no memory");
+    int rc = 0;
+    if (!g->groups) {
+        sl_err_set(err, SL_ETEMP, "gather: no memory");
+        free(g);
+        return SL_ETEMP;
+    }
     for (; !rc && g->n_groups < st->boot->dp; g->n_groups++) {
         group *gr = &g->groups[g->n_groups];
         gr->id = g->n_groups;

@@ -87,8 +87,8 @@ static int open_memory(sl_check *c) {
         c->table[c->n_tables++] = t;
     }
     for (int i = 0; i < SL_HISTORY_ROWS; i++)
-        if (!(c->past[i].fp = calloc(c->s.n_captures, 8))) return SL_ETEMP;
-    c->rowfp = calloc(c->s.n_captures, 8);
+        if (!(c->past[i].fp = malloc(SL_MAX_CAPTURES * sizeof(uint64_t)))) return SL_ETEMP;
+    c->rowfp = malloc(SL_MAX_CAPTURES * sizeof(uint64_t));
     return c->rowfp ? 0 : SL_ETEMP;
 }
 
