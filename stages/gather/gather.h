@@ -13,7 +13,8 @@
  *
  * Crashes (tests/models/gather.pml). A batch goes through: publish BATCH + SAMPLEs (one store), advance "validated" of
  * each chunk ring, advance "gathered". A restart finds the batch at "gathered" either already in the sample ring (then
- * only the cursors are advanced) or not (then it is read again from "validated"). Crash points, in this order:
+ * only the cursors are advanced) or not (then it is read again from "validated", in
+ * the current epoch only). Crash points, in this order:
  * gather.before_publish, gather.after_publish, gather.after_validated, gather.after_gathered.
  *
  * Poison. When ctl names the batch in hand, its rows get the verdict POISON without waiting for chunks. */
