@@ -172,6 +172,9 @@ static void check_model(const sl_config *c, sl_check *k) {
     } else {
         if (sl_preflight_memory(&p, copy, &e))
             say(k, SL_CHECK_FAIL, "see the message", "%s", e.msg);
+        else if (*p.spec->unknown)
+            say(k, SL_CHECK_WARN, SL_UNKNOWN_KEYS_REMEDY,
+                "config.json has keys that are not known and were not used: %s", p.spec->unknown);
         else
             say(k, SL_CHECK_OK, "", "%s, %u layers, width %u; the plan needs %llu MiB of %llu", p.spec->family,
                 copy->boot.n_layers, copy->boot.width, (unsigned long long)(p.total >> 20),

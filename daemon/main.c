@@ -127,6 +127,9 @@ static void log_plan(daemon_state *d) {
         sl_log(SL_INFO, "plan: %s", line);
     }
     free(text);
+    if (*d->pf.spec->unknown)
+        sl_log(SL_WARN, "model: config.json has keys that are not known and were not used: %s; remedy: %s",
+               d->pf.spec->unknown, SL_UNKNOWN_KEYS_REMEDY);
 }
 
 static int log_checks(daemon_state *d, sl_err *err) {

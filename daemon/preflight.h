@@ -10,6 +10,9 @@
 #include "daemon/topology.h"
 #include "stages/compute/weights.h"
 
+/* What to do about keys of config.json that no family table knows (sl_spec.unknown): a WARNING, not a refusal. */
+#define SL_UNKNOWN_KEYS_REMEDY "make sure that none of them changes the model's arithmetic"
+
 typedef struct sl_preflight {
     sl_spec *spec;           /* owned */
     sl_model_plan model;     /* one rank's share */

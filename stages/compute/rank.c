@@ -97,6 +97,7 @@ static int load(rank *r, sl_err *err) {
     sl_log(SL_INFO, "loaded %s: %d of %d layers, %.2f GB in %.2f s (%.2f GB/s)", r->model->spec.family,
            r->model->top_layer, r->model->spec.n_layers, (double)bytes / 1e9, sec,
            sec > 0 ? (double)bytes / 1e9 / sec : 0.0);
+    if (*sl_model_note(r->model)) sl_log(SL_WARN, "loading weights: %s", sl_model_note(r->model));
     if (r->model->spec.n_layers != (int)b->n_layers || r->model->spec.width != (int)b->width ||
         r->model->spec.vocab != (int)b->vocab)
         return sl_err_set(err, SL_EINTERNAL,
