@@ -4,8 +4,8 @@
  *   <run_dir>/sluiced.run  the record below, replaced by rename, removed at a clean end
  *   <store>/sluiced.run    the same, so that a tool can be pointed at the store
  *
- * The layout of the record never changes; later versions only append. A record whose process (pid AND start time) is gone is
- * stale. */
+ * The layout of the record never changes; later versions only append. A record whose process (pid AND start time) is
+ * gone is stale. */
 #ifndef SL_DAEMON_BOOTINFO_H
 #define SL_DAEMON_BOOTINFO_H
 #include "ipc/err.h"

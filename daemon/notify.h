@@ -1,4 +1,5 @@
-/* notify: the systemd readiness protocol (NOTIFY_SOCKET), nothing else. Without the variable every call does nothing. */
+/* notify: the systemd readiness protocol (NOTIFY_SOCKET), nothing else. Without the variable every call does nothing.
+ */
 #ifndef SL_DAEMON_NOTIFY_H
 #define SL_DAEMON_NOTIFY_H
 #include <stdint.h>

@@ -1,10 +1,10 @@
-/* preflight: everything that can be known before a process is started. It turns a configuration into a complete boot block
- * (model read, captures resolved, groups and ranks chosen, chunk and ring sizes set), prints what the run will need, and
- * refuses with the arithmetic what cannot work. Two parts:
+/* preflight: everything that can be known before a process is started. It turns a configuration into a complete boot
+ * block (model read, captures resolved, groups and ranks chosen, chunk and ring sizes set), prints what the run will
+ * need, and refuses with the arithmetic what cannot work. Two parts:
  *
  *   resolve  choices and the memory plan: any failure is final (SL_ECONFIG, exit 78)
- *   checks   one row a property of the machine (limits, kernel, file system, sockets): a state, a sentence that says what
- *            was found, and a remedy. FAIL stops sluiced; WARN is logged and the run goes on slower. */
+ *   checks   one row a property of the machine (limits, kernel, file system, sockets): a state, a sentence that says
+ * what was found, and a remedy. FAIL stops sluiced; WARN is logged and the run goes on slower. */
 #ifndef SL_DAEMON_PREFLIGHT_H
 #define SL_DAEMON_PREFLIGHT_H
 #include "daemon/topology.h"
@@ -14,16 +14,17 @@
 #define SL_UNKNOWN_KEYS_REMEDY "make sure that none of them changes the model's arithmetic"
 
 typedef struct sl_preflight {
-    sl_spec *spec;           /* owned */
-    sl_model_plan model;     /* one rank's share */
+    sl_spec *spec;       /* owned */
+    sl_model_plan model; /* one rank's share */
     sl_topo_need need;
     uint64_t rank_weights, rank_workspace; /* bytes a rank; workspace is an estimate from above */
-    uint64_t rings;          /* all shared memory */
+    uint64_t rings;                        /* all shared memory */
     uint64_t feeder, gather, writer;
-    uint64_t total, available; /* bytes of host memory; available: MemAvailable and the cgroup's limit, or memory.limit */
-    uint64_t token_bytes;    /* raw bytes of states a token */
-    bool on_host;            /* weights and workspace count against host memory (cpu backend) */
-    char notes[1024];        /* choices that were made, one sentence a line */
+    uint64_t total,
+        available;        /* bytes of host memory; available: MemAvailable and the cgroup's limit, or memory.limit */
+    uint64_t token_bytes; /* raw bytes of states a token */
+    bool on_host;         /* weights and workspace count against host memory (cpu backend) */
+    char notes[1024];     /* choices that were made, one sentence a line */
 } sl_preflight;
 
 /* Fill c->boot and the topology. SL_ECONFIG with what, where and what to do. */
@@ -49,7 +50,7 @@ const char *sl_check_state_name(sl_check_state s);
 uint64_t sl_memory_available(void);
 /* Disk bytes expected for `tokens`: raw, and after the codec (a conservative ratio). */
 uint64_t sl_preflight_disk(const sl_preflight *p, const sl_config *c, uint64_t tokens);
-/* Run folder and socket names where the configuration left them empty; makes the folder (0700). Checks the length that the
- * kernel allows for a socket path (107 bytes). */
+/* Run folder and socket names where the configuration left them empty; makes the folder (0700). Checks the length that
+ * the kernel allows for a socket path (107 bytes). */
 int sl_preflight_sockets(sl_config *c, sl_err *err);
 #endif

@@ -5,24 +5,25 @@
  *            start                     a process of it dies
  *   WAIT ------------------> RUNNING ------------------------> KILLING (SIGKILL to the others of the domain)
  *    ^   back-off is over       |                                 | all are reaped
- *    |                          | all exit 0 while draining       | group: epoch + 1, deaths, suspect, poison (ipc/boot.h)
- *    |                          v                                 v
- *    |                        DONE                        budget left? --no--> the daemon fails (SL_ETEMP, exit 75)
+ *    |                          | all exit 0 while draining       | group: epoch + 1, deaths, suspect, poison
+ * (ipc/boot.h) |                          v                                 v |                        DONE budget
+ * left? --no--> the daemon fails (SL_ETEMP, exit 75)
  *    +------------------------------------------------------------+ yes
  *
  * Back-off doubles from backoff_min to backoff_max with each death without progress. Progress is the domain's own: the
- * feeder publishes batches, a group and gather get batches gathered, the writer releases batches. `restarts` deaths without
- * progress within `restart_window` use the budget up. A stage that exits with 78 (configuration) or 2 (usage) is not
- * restarted: the daemon fails with its code.
+ * feeder publishes batches, a group and gather get batches gathered, the writer releases batches. `restarts` deaths
+ * without progress within `restart_window` use the budget up. A stage that exits with 78 (configuration) or 2 (usage)
+ * is not restarted: the daemon fails with its code.
  *
- * Poison. deaths counts a group's deaths with no batch gathered in between, while at least one of its ranks had its weights
- * loaded: a rank that cannot even start blames no row. From two on `suspect` is set, on which a feeder that can isolates
- * rows. The batch that was next to be gathered is poison when it is a row alone and was there at two deaths in a row, or
- * when it holds several rows and was there at `poison_deaths`: then all of them are rejected by name, so that the flow goes
- * on. suspect is taken back when everything that was published at the last death is gathered.
+ * Poison. deaths counts a group's deaths with no batch gathered in between, while at least one of its ranks had its
+ * weights loaded: a rank that cannot even start blames no row. From two on `suspect` is set, on which a feeder that can
+ * isolates rows. The batch that was next to be gathered is poison when it is a row alone and was there at two deaths in
+ * a row, or when it holds several rows and was there at `poison_deaths`: then all of them are rejected by name, so that
+ * the flow goes on. suspect is taken back when everything that was published at the last death is gathered.
  *
- * Watchdog. Every second each bell is rung, so an idle stage turns its loop; a heartbeat that stands still for the limit
- * (watchdog; watchdog_load while starting or loading; watchdog_rank for ranks) is logged at half of it and killed at it.
+ * Watchdog. Every second each bell is rung, so an idle stage turns its loop; a heartbeat that stands still for the
+ * limit (watchdog; watchdog_load while starting or loading; watchdog_rank for ranks) is logged at half of it and killed
+ * at it.
  *
  * Drain: ctl.draining = 1, all bells; the stages end in flow order by themselves. Killing is always safe. */
 #ifndef SL_DAEMON_SUPERVISE_H
@@ -49,7 +50,7 @@ typedef struct sl_super_domain {
     int group;         /* -1: not a group */
     sl_domain_state state;
     uint64_t restart_at_ns;
-    unsigned deaths;   /* without progress: back-off */
+    unsigned deaths; /* without progress: back-off */
     unsigned budget_used;
     uint64_t window_ns, progress;
     /* groups */
@@ -78,10 +79,12 @@ typedef struct sl_super {
     sl_super_event event[SL_SUPER_EVENTS];
 } sl_super;
 
-/* Program of a role: stage_dir, else beside sluiced, else where it was built or installed. SL_ECONFIG lists the places. */
+/* Program of a role: stage_dir, else beside sluiced, else where it was built or installed. SL_ECONFIG lists the places.
+ */
 int sl_supervise_stage_path(const sl_config *c, sl_role role, char *out, size_t cap, sl_err *err);
 
-/* Start every stage. `cfg` and `topo` must outlive *s. SL_ETEMP when fork fails, SL_ECONFIG when a program is missing. */
+/* Start every stage. `cfg` and `topo` must outlive *s. SL_ETEMP when fork fails, SL_ECONFIG when a program is missing.
+ */
 int sl_super_start(sl_super *s, const sl_config *cfg, sl_topo *topo, sl_err *err);
 /* pidfds to poll for POLLIN; returns how many. */
 int sl_super_pollfds(const sl_super *s, struct pollfd *fds, int max);

@@ -17,7 +17,14 @@
 #include "daemon/config.h"
 
 typedef enum {
-    SL_OBJ_BELL, SL_OBJ_METRICS, SL_OBJ_CTL, SL_OBJ_BOOT, SL_OBJ_BATCH, SL_OBJ_CHUNK, SL_OBJ_SAMPLE, SL_OBJ_COLL,
+    SL_OBJ_BELL,
+    SL_OBJ_METRICS,
+    SL_OBJ_CTL,
+    SL_OBJ_BOOT,
+    SL_OBJ_BATCH,
+    SL_OBJ_CHUNK,
+    SL_OBJ_SAMPLE,
+    SL_OBJ_COLL,
     SL_OBJ_KINDS
 } sl_obj_kind;
 
@@ -26,12 +33,12 @@ typedef struct sl_topo_obj {
     uint32_t group, rank; /* where they mean something */
     uint32_t proc;        /* bells */
     char name[32];
-    uint64_t bytes;       /* shared memory */
-    sl_ring_params ring;  /* rings only */
-    uint64_t coll_elems;  /* coll only */
-    int fd;               /* -1 before sl_topo_create */
+    uint64_t bytes;      /* shared memory */
+    sl_ring_params ring; /* rings only */
+    uint64_t coll_elems; /* coll only */
+    int fd;              /* -1 before sl_topo_create */
     bool huge;
-    sl_ring *view;        /* rings, after create: an observer's mapping for the monitor */
+    sl_ring *view; /* rings, after create: an observer's mapping for the monitor */
 } sl_topo_obj;
 
 #define SL_TOPO_MAX (SL_MAX_PROCS + 3 + SL_MAX_RANKS + 3 * SL_MAX_GROUPS)
@@ -59,8 +66,9 @@ typedef struct sl_topo_need {
 } sl_topo_need;
 void sl_topo_need_of(const sl_boot *b, sl_topo_need *n);
 
-/* Fill the table from a resolved boot block (dp, tp, K, H, chunk_rows ... all set) and the memory settings of *c. Ring sizes
- * are at least twice what the largest batch needs; SL_ECONFIG prints the arithmetic when memory.ring_size forbids that. */
+/* Fill the table from a resolved boot block (dp, tp, K, H, chunk_rows ... all set) and the memory settings of *c. Ring
+ * sizes are at least twice what the largest batch needs; SL_ECONFIG prints the arithmetic when memory.ring_size forbids
+ * that. */
 int sl_topo_plan(sl_topo *t, sl_boot *boot, const sl_config *c, sl_err *err);
 uint64_t sl_topo_bytes(const sl_topo *t); /* all shared memory */
 /* Make every object and the sealed boot block. SL_ETEMP when memory is short. On failure everything made is closed. */

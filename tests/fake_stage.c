@@ -1,6 +1,6 @@
 /* A stage of every role that does no work, for test_supervise: it attaches like a real one, beats, and does what the
- * file <store>/do.<name> says: "exit N", "kill", "hang" (once), or "die" and "loading" (SIGKILL in every life; later lives
- * then die before they are READY). While draining it ends with 0. Each life adds a line with its epoch to
+ * file <store>/do.<name> says: "exit N", "kill", "hang" (once), or "die" and "loading" (SIGKILL in every life; later
+ * lives then die before they are READY). While draining it ends with 0. Each life adds a line with its epoch to
  * <store>/lives.<name>. */
 #include "ipc/boot.h"
 #include "ipc/doorbell.h"

@@ -1,4 +1,5 @@
-/* cli: what every `sluice` command shares: one table of options drives parsing and the --help page, so they cannot differ.
+/* cli: what every `sluice` command shares: one table of options drives parsing and the --help page, so they cannot
+ * differ.
  *
  *     static struct { const char *out; bool json; } o;
  *     static const sl_cli_opt opts[] = {
@@ -21,7 +22,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#define SL_CLI_GO   (-1)      /* sl_cli_parse: carry on */
+#define SL_CLI_GO   (-1)       /* sl_cli_parse: carry on */
 #define SL_CLI_MANY 0x7fffffff /* no limit on positional arguments */
 
 typedef enum {
@@ -69,7 +70,8 @@ void sl_cli_help(const sl_cli *c, FILE *f);
 /* "error: MSG" on stderr; returns the exit code of the error. */
 int sl_cli_fail(const sl_err *err);
 
-/* Number with a unit. SL_EUSAGE with what was found. "4GiB" "4G" "4096" / "500ms" "2s" "1.5m" "1h" (plain = seconds). */
+/* Number with a unit. SL_EUSAGE with what was found. "4GiB" "4G" "4096" / "500ms" "2s" "1.5m" "1h" (plain = seconds).
+ */
 int sl_cli_size(const char *text, uint64_t *bytes, sl_err *err);
 int sl_cli_ms(const char *text, uint64_t *ms, sl_err *err);
 /* "1.4 GB", "12.3 k" (powers of ten), "1h02m"; written into buf (>= 32 bytes), which is returned. */

@@ -5,8 +5,8 @@
 #include "ipc/wire.h"
 #include <stdio.h>
 
-/* Where to look, in this order: `where` (a run folder or a store; NULL = none), $RUNTIME_DIRECTORY, $XDG_RUNTIME_DIR/sluice,
- * /run/sluice, /tmp/sluice-UID. SL_ETEMP when nobody runs there. */
+/* Where to look, in this order: `where` (a run folder or a store; NULL = none), $RUNTIME_DIRECTORY,
+ * $XDG_RUNTIME_DIR/sluice, /run/sluice, /tmp/sluice-UID. SL_ETEMP when nobody runs there. */
 int sl_daemon_find(const char *where, sl_run_record *out, sl_err *err);
 
 /* One request {t: type} to the control socket; the answer must be freed with msgpack_unpacked_destroy. SL_ETEMP after

@@ -1,5 +1,5 @@
-/* source: the tensor table of a model, whichever container it is in: a safetensors folder, GGUF files, or nothing (random
- * weights). Shapes are in the order of HF checkpoints, slowest first: a GGUF's ne = {in, out, experts} becomes
+/* source: the tensor table of a model, whichever container it is in: a safetensors folder, GGUF files, or nothing
+ * (random weights). Shapes are in the order of HF checkpoints, slowest first: a GGUF's ne = {in, out, experts} becomes
  * [experts, out, in]. A tensor is marked when something asks for it; what is never asked for is "unexpected". */
 #ifndef SL_COMPUTE_SOURCE_H
 #define SL_COMPUTE_SOURCE_H
