@@ -87,14 +87,17 @@ static int read_clients(sl_curve *c, const char *dir, sl_err *err) {
     c->allowed = calloc(MAX_CLIENTS, KEY_BYTES);
     int rc = c->allowed ? SL_OK : sl_err_set(err, SL_ETEMP, "no memory for client keys");
     for (unsigned no = 1; !rc && fgets(line, sizeof line, f); no++) {
-        line[strcspn(line, " \t\r\n#")] = 0;
-        if (!*line) continue;
+        uint8_t raw[KEY_BYTES];
+        line[strcspn(line, " \t\r\n")] = 0;
+        // '#' is also a letter of Z85: a key may hold it, or begin with it, and is told from a comment by being a key.
+        int key = strlen(line) == KEY_CHARS && zmq_z85_decode(raw, line);
+        if (!*line || (*line == '#' && !key)) continue;
         if (c->n == MAX_CLIENTS)
             rc = sl_err_set(err, SL_ECONFIG, "%s: more than %d keys", path, MAX_CLIENTS);
-        else if (strlen(line) != KEY_CHARS || !zmq_z85_decode(c->allowed[c->n], line))
-            rc = sl_err_set(err, SL_ECONFIG, "%s line %u: expected a Z85 public key of 40 characters", path, no);
+        else if (key)
+            memcpy(c->allowed[c->n++], raw, KEY_BYTES);
         else
-            c->n++;
+            rc = sl_err_set(err, SL_ECONFIG, "%s line %u: expected a Z85 public key of 40 characters", path, no);
     }
     fclose(f);
     if (!rc && !c->n) rc = sl_err_set(err, SL_ECONFIG, "%s admits nobody: list one public key a line", path);
