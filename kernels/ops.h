@@ -98,6 +98,7 @@ typedef struct sl_moe {
     int32_t experts;           /* all */
     int32_t first, local;      /* this rank holds experts [first, first+local) whole (EP), or all of them sliced (TP) */
     int32_t top_k;
+    const int32_t *place;      /* [local]: expert first + e is matrix place[e] of gate, up and down; NULL: matrix e (biases: always e) */
     sl_mat gate, up, down;     /* count == local; gate_up fused when up.data == NULL and gate.n == 2*I */
     int32_t gate_up_interleaved; /* fused rows alternate gate, up (gpt-oss), else first half gate, second half up */
     sl_vec gate_bias, up_bias, down_bias; /* [local, I], [local, I] (fused: gate_bias [local, 2I]), [local, H] or absent */

@@ -3,6 +3,7 @@
  * argv[1]: tests/golden. */
 #include "ipc/boot.h"
 #include "kernels/cpu/isa.h"
+#include "stages/compute/loader.h"
 #include "stages/compute/weights.h"
 #include <jansson.h>
 #include <math.h>
@@ -56,13 +57,19 @@ static void same_row(const sl_mat *full, int64_t e, int64_t r, int64_t k0, const
     free(x);
     free(y);
 }
-static void same_mat(const sl_mat *a, const sl_mat *b) {
+static int64_t at(const int32_t *place, int64_t e) {
+    return place ? place[e] : e;
+}
+static void same_mats(const sl_mat *a, const int32_t *pa, const sl_mat *b, const int32_t *pb) {
     assert_true((a->data == NULL) == (b->data == NULL));
     if (!a->data) return;
     assert_true(a->fmt == b->fmt && a->n == b->n && a->k == b->k && a->count == b->count && a->n_off == b->n_off &&
                 a->k_off == b->k_off);
     for (int64_t e = 0; e < a->count; e++)
-        for (int64_t r = 0; r < a->n; r++) same_row(a, e, r, 0, b, e, r);
+        for (int64_t r = 0; r < a->n; r++) same_row(a, at(pa, e), r, 0, b, at(pb, e), r);
+}
+static void same_mat(const sl_mat *a, const sl_mat *b) {
+    same_mats(a, NULL, b, NULL);
 }
 static void same_vec(const sl_vec *a, const sl_vec *b) {
     assert_int_equal(a->n, b->n);
@@ -77,7 +84,11 @@ static void same_model(const sl_model *a, const sl_model *b) {
         const sl_vec *v[VECS], *w[VECS];
         mats_of(&a->layer[l], x), mats_of(&b->layer[l], y);
         vecs_of(&a->layer[l], v), vecs_of(&b->layer[l], w);
-        for (int i = 0; i < MATS; i++) same_mat(x[i], y[i]);
+        const sl_moe *ma = &a->layer[l].moe, *mb = &b->layer[l].moe;
+        for (int i = 0; i < MATS; i++) {
+            int expert = x[i] == &ma->gate || x[i] == &ma->up || x[i] == &ma->down;
+            same_mats(x[i], expert ? ma->place : NULL, y[i], expert ? mb->place : NULL);
+        }
         for (int i = 0; i < VECS; i++) same_vec(v[i], w[i]);
         same_mat(&a->layer[l].router, &b->layer[l].router);
     }
@@ -136,6 +147,24 @@ static void test_mapped_and_copied(void **state) {
                 }
         }
     }
+}
+
+/* Experts named one by one lie as their names sort (0, 1, 10, 11, ..., 2, ...): used in place all the same. */
+static void test_experts_in_file_order(void **state) {
+    (void)state;
+    char path[1024];
+    snprintf(path, sizeof path, "%s/kimi_k25_int4", golden);
+    sl_load_opts o = options(path, 0, 1, SL_EXPERTS_AUTO);
+    sl_model *m = load(&o, cpu);
+    const sl_moe *moe = &m->layer[2].moe;
+    assert_non_null(moe->place);
+    assert_true(moe->place[0] == 0 && moe->place[1] == 1 && moe->place[10] == 2 && moe->place[2] == 12);
+    assert_true(moe->gate.stride > (uint64_t)moe->gate.n * moe->gate.row_bytes); /* up and down lie between */
+    sl_model_free(m, cpu);
+    o = options(path, 1, 2, SL_EXPERTS_EP); /* experts 12..23: 12 .. 19, 20 .. 23 are in order */
+    m = load(&o, cpu);
+    assert_null(m->layer[2].moe.place);
+    sl_model_free(m, cpu);
 }
 
 static void
@@ -203,17 +232,20 @@ static void write_ckpt(ckpt *c, const char *name) {
     json_decref(c->head);
     free(c->data);
 }
-static void expect_refused(int code, const char *const *says) {
+static void expect_refused_by(sl_ops *ops, int code, const char *const *says) {
     char cmd[128];
     sl_model *m;
     sl_err err = {0};
     sl_load_opts o = {.model = dir, .tp = 1, .top_layer = 4, .random_format = -1};
-    int rc = sl_model_load(&m, &o, cpu, &err);
+    int rc = sl_model_load(&m, &o, ops, &err);
     if (rc != code) fail_msg("%d '%s', expected %d", rc, err.msg, code);
     for (; *says; says++)
         if (!strstr(err.msg, *says)) fail_msg("'%s' does not say '%s'", err.msg, *says);
     snprintf(cmd, sizeof cmd, "rm -r %s", dir);
     assert_int_equal(system(cmd), 0);
+}
+static void expect_refused(int code, const char *const *says) {
+    expect_refused_by(cpu, code, says);
 }
 static void rename_tensor(ckpt *c, const char *from, const char *to) {
     json_t *t = json_incref(json_object_get(c->head, from));
@@ -274,7 +306,7 @@ static void test_quantized_faults(void **state) {
     uint16_t nan = 0x7fc0;
     memcpy(c.data + json_integer_value(json_array_get(json_object_get(t, "data_offsets"), 0)) + 6, &nan, 2);
     write_ckpt(&c, "kimi_k25_int4");
-    expect_refused(SL_EDATA, (const char *const[]){"NaN", "experts.%d.down_proj", NULL});
+    expect_refused(SL_EDATA, (const char *const[]){"NaN", "layers.1.mlp.experts.3.down_proj", NULL});
 
     read_ckpt(&c, "kimi_k25_int4"); /* FP8 data under a configuration that says INT4 */
     write_ckpt(&c, "kimi_k2");
@@ -282,6 +314,72 @@ static void test_quantized_faults(void **state) {
     read_ckpt(&c, "gpt_oss");
     write_ckpt(&c, "gpt_oss_mxfp4");
     expect_refused(SL_ECONFIG, (const char *const[]){"declares mxfp4 weights, but no tensor", NULL});
+}
+/* A scale or a norm that is not a number is found while loading, by tensor and expert, in place and copied. */
+static void put_bytes(ckpt *c, const char *tensor, long at, const void *v, size_t n) {
+    json_t *off = json_object_get(entry(c, tensor), "data_offsets");
+    long lo = (long)json_integer_value(json_array_get(off, 0)), hi = (long)json_integer_value(json_array_get(off, 1));
+    memcpy(c->data + (at < 0 ? hi : lo) + at, v, n);
+}
+static void test_not_finite(void **state) {
+    (void)state;
+    static const uint8_t nan8 = 255;
+    static const uint16_t inf16 = 0xff80, nan16 = 0x7fc1;
+    static const float nan32 = NAN;
+    static const struct {
+        const char *name, *tensor, *says;
+        long at; /* negative: from the end */
+        const void *v;
+        size_t n;
+    } t[] = {
+        {"kimi_k25_int4", "language_model.model.layers.3.mlp.experts.23.gate_proj.weight_scale",
+         "layers.3.mlp.experts.23.gate_proj", -2, &inf16, 2},
+        {"deepseek_v3_fp8", "model.layers.2.self_attn.kv_b_proj.weight_scale_inv", "layers.2.self_attn.kv_b_proj", 0,
+         &nan32, 4},
+        {"gpt_oss_mxfp4", "model.layers.0.mlp.experts.down_proj_scales", "layers.0.mlp.experts.down_proj", -1, &nan8,
+         1},
+        {"qwen3", "model.layers.1.self_attn.q_norm.weight", "layers.1.self_attn.q_norm", 4, &nan16, 2},
+        {"gpt_oss", "model.layers.1.self_attn.sinks", "layers.1.self_attn.sinks", -2, &inf16, 2},
+    };
+    for (size_t i = 0; i < sizeof t / sizeof *t; i++)
+        for (int copy = 0; copy < 2; copy++) {
+            ckpt c;
+            read_ckpt(&c, t[i].name);
+            put_bytes(&c, t[i].tensor, t[i].at, t[i].v, t[i].n);
+            write_ckpt(&c, t[i].name);
+            expect_refused_by(copy ? &copying : cpu, SL_EDATA,
+                              (const char *const[]){"NaN or infinite", t[i].says, NULL});
+        }
+}
+static void test_finite_blocks(void **state) { /* the scales inside GGUF blocks, cut at any byte */
+    (void)state;
+    static const struct {
+        sl_finite kind;
+        uint32_t block, at[2], n;
+    } t[] = {
+        {SL_FINITE_Q8_0, 34, {0, 0}, 1},  {SL_FINITE_Q4_0, 18, {0, 0}, 1},    {SL_FINITE_Q4_1, 20, {0, 2}, 2},
+        {SL_FINITE_Q5_0, 22, {0, 0}, 1},  {SL_FINITE_Q5_1, 24, {0, 2}, 2},    {SL_FINITE_Q4_K, 144, {0, 2}, 2},
+        {SL_FINITE_Q5_K, 176, {0, 2}, 2}, {SL_FINITE_Q6_K, 210, {208, 0}, 1}, {SL_FINITE_MXFP4_GGUF, 17, {0, 0}, 1}};
+    sl_err err = {0};
+    for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
+        uint32_t n = t[i].block * 3, bytes = t[i].kind == SL_FINITE_MXFP4_GGUF ? 1 : 2;
+        uint8_t *b = malloc(n);
+        memset(b, 0x3c, n);
+        sl_finite_check c = {t[i].kind, "blk.0.ffn_down", 0};
+        for (uint32_t at = 0; at < n; at++) {
+            uint8_t was[2] = {b[at], at + 1 < n ? b[at + 1] : 0};
+            int is = 0;
+            for (uint32_t k = 0; k < t[i].n; k++) is |= at % t[i].block == t[i].at[k];
+            b[at] = bytes == 1 ? 255 : 0;
+            if (bytes == 2 && at + 1 < n) b[at + 1] = 0x7c;
+            for (uint32_t cut = 0; cut <= at; cut += 13) /* a later start must find it as well */
+                assert_int_equal(sl_check_finite(b + cut, 1, n - cut, n - cut, cut, c, &err), is ? SL_EDATA : 0);
+            if (is) assert_int_equal(sl_check_finite(b, 1, at, at, 0, c, &err), 0); /* cut off before it */
+            b[at] = was[0];
+            if (at + 1 < n) b[at + 1] = was[1];
+        }
+        free(b);
+    }
 }
 static void test_truncated(void **state) {
     (void)state;
@@ -432,10 +530,13 @@ int main(int argc, char **argv) {
     copying.name = "copying";
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_mapped_and_copied),
+        cmocka_unit_test(test_experts_in_file_order),
         cmocka_unit_test(test_shares),
         cmocka_unit_test(test_everything_in_one_message),
         cmocka_unit_test(test_many_faults),
         cmocka_unit_test(test_quantized_faults),
+        cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_finite_blocks),
         cmocka_unit_test(test_truncated),
         cmocka_unit_test(test_random_formats),
         cmocka_unit_test(test_random_configured),

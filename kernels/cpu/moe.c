@@ -268,6 +268,7 @@ static int expert(moe_job *j, int32_t e, sl_err *err) {
     const sl_moe *m = j->m;
     const int64_t I = inter(m), H = j->H;
     const int fused = !m->up.data, inter2 = fused && m->gate_up_interleaved;
+    const int64_t at = m->place ? m->place[e] : e;
     const float *gb = m->gate_bias.data, *ub = fused ? m->gate_bias.data : m->up_bias.data, *db = m->down_bias.data;
     float *bias;
     sl_gemm g = {.out = j->ws.gate,
@@ -276,7 +277,7 @@ static int expert(moe_job *j, int32_t e, sl_err *err) {
                  .x_stride = H,
                  .M = j->rows,
                  .w = &m->gate,
-                 .e = e,
+                 .e = at,
                  .n0 = 0,
                  .n1 = inter2 ? 2 * I : I,
                  .n_step = inter2 ? 2 : 1};
@@ -311,7 +312,7 @@ static int expert(moe_job *j, int32_t e, sl_err *err) {
                  .x_stride = I,
                  .M = j->rows,
                  .w = &m->down,
-                 .e = e,
+                 .e = at,
                  .n1 = H,
                  .n_step = 1,
                  .bias = db && m->bias_scale_rank0 ? db + e * H : NULL};

@@ -18,13 +18,14 @@
 
 typedef struct slot {
     uint8_t *buf;
-    int busy, direct, finite;
+    int busy, direct;
     uint32_t file;
     uint64_t start, want, got; /* file offset of buf[0], bytes needed from there, bytes there */
     uint64_t lead;             /* first needed byte in buf */
     uint64_t rows, pitch, piece;
+    uint64_t phase; /* of the first needed byte in its block, for the check */
     uint8_t *dst;
-    const char *what;
+    sl_finite_check check;
 } slot;
 
 struct sl_loader {
@@ -64,22 +65,59 @@ int sl_source_read(const sl_source *src, uint32_t file, uint64_t off, void *buf,
     return 0;
 }
 
-int sl_check_finite(const void *p, uint64_t rows, uint64_t pitch, uint64_t piece, int dtype, const char *what,
-                    sl_err *err) {
-    uint64_t es = dtype == SL_F32 ? 4 : 2, n = piece / es;
-    uint32_t exp32 = 0x7f800000u, exp16 = dtype == SL_F16 ? 0x7c00u : 0x7f80u;
-    for (uint64_t r = 0; r < rows; r++) {
-        const uint8_t *row = (const uint8_t *)p + r * pitch;
-        uint32_t bad = 0;
-        for (uint64_t i = 0; i < n; i++) {
-            uint32_t v = 0;
-            memcpy(&v, row + i * es, es == 4 ? 4 : 2);
-            bad |= es == 4 ? (v & exp32) == exp32 : (v & exp16) == exp16;
+/* Blocks of `block` bytes with one or two values of `size` bytes at `at`: a value is not finite when all bits of `mask`
+ * are set. */
+static const struct {
+    uint8_t block, size, n, at[2];
+    uint32_t mask;
+} scale_at[SL_FINITE_N] = {
+    [SL_FINITE_F32] = {4, 4, 1, {0}, 0x7f800000},   [SL_FINITE_BF16] = {2, 2, 1, {0}, 0x7f80},
+    [SL_FINITE_F16] = {2, 2, 1, {0}, 0x7c00},       [SL_FINITE_E8M0] = {1, 1, 1, {0}, 0xff},
+    [SL_FINITE_Q8_0] = {34, 2, 1, {0}, 0x7c00},     [SL_FINITE_Q4_0] = {18, 2, 1, {0}, 0x7c00},
+    [SL_FINITE_Q4_1] = {20, 2, 2, {0, 2}, 0x7c00},  [SL_FINITE_Q5_0] = {22, 2, 1, {0}, 0x7c00},
+    [SL_FINITE_Q5_1] = {24, 2, 2, {0, 2}, 0x7c00},  [SL_FINITE_Q4_K] = {144, 2, 2, {0, 2}, 0x7c00},
+    [SL_FINITE_Q5_K] = {176, 2, 2, {0, 2}, 0x7c00}, [SL_FINITE_Q6_K] = {210, 2, 1, {208}, 0x7c00},
+    [SL_FINITE_MXFP4_GGUF] = {17, 1, 1, {0}, 0xff},
+};
+
+/* Values of `size` bytes every `step` bytes in p[0..n). */
+static int any_set(const uint8_t *p, uint64_t n, uint64_t step, uint32_t size, uint32_t mask) {
+    uint32_t bad = 0, v = 0;
+    if (n < size) return 0;
+    if (size == 2 && step == 2) { /* the common one, in a form that compilers make wide */
+        for (uint64_t i = 0; i < n / 2; i++) {
+            uint16_t h;
+            memcpy(&h, p + 2 * i, 2);
+            bad |= (uint32_t)(h & mask) == mask;
         }
-        if (bad)
-            return sl_err_set(err, SL_EDATA, "a scale of '%s' is NaN or infinite: the checkpoint is damaged", what);
+        return bad != 0;
     }
-    return 0;
+    for (uint64_t i = 0; i <= n - size; i += step) {
+        memcpy(&v, p + i, size);
+        bad |= (v & mask) == mask;
+    }
+    return bad != 0;
+}
+
+int sl_check_finite(const void *p, uint64_t rows, uint64_t pitch, uint64_t piece, uint64_t phase, sl_finite_check check,
+                    sl_err *err) {
+    if (check.kind < 0 || check.kind >= SL_FINITE_N) return 0;
+    uint64_t block = scale_at[check.kind].block;
+    int bad = 0;
+    for (uint64_t r = 0; r < rows && !bad; r++)
+        for (int i = 0; i < scale_at[check.kind].n; i++) {
+            uint64_t skip = (scale_at[check.kind].at[i] + block - phase % block) % block;
+            if (skip < piece)
+                bad |= any_set((const uint8_t *)p + r * pitch + skip, piece - skip, block, scale_at[check.kind].size,
+                               scale_at[check.kind].mask);
+        }
+    if (!bad) return 0;
+    const char *d = strstr(check.what, "%d");
+    char name[200];
+    snprintf(name, sizeof name, "%s", check.what);
+    if (d) snprintf(name, sizeof name, "%.*s%lld%s", (int)(d - check.what), check.what, (long long)check.expert, d + 2);
+    return sl_err_set(err, SL_EDATA, "'%s' has a scale or value that is NaN or infinite: the checkpoint is damaged",
+                      name);
 }
 
 /* ---- the ring of buffers ---- */
@@ -134,7 +172,7 @@ static void submit(sl_loader *r, slot *s) {
 /* The chunk is complete: check, upload, count. */
 static int deliver(sl_loader *r, slot *s, sl_err *err) {
     const uint8_t *at = s->buf + s->lead;
-    int rc = s->finite < 0 ? 0 : sl_check_finite(at, s->rows, s->pitch, s->piece, s->finite, s->what, err);
+    int rc = sl_check_finite(at, s->rows, s->pitch, s->piece, s->phase, s->check, err);
     s->busy = 0;
     r->busy--;
     if (s->rows == 1 || s->pitch == s->piece)
@@ -188,7 +226,7 @@ static int reap(sl_loader *r, sl_err *err) {
 }
 
 static int read_chunk(sl_loader *r, uint32_t file, uint64_t off, uint64_t rows, uint64_t pitch, uint64_t piece,
-                      void *dst, int finite, const char *what, sl_err *err) {
+                      void *dst, uint64_t phase, sl_finite_check check, sl_err *err) {
     int rc = 0;
     while (r->busy == DEPTH && !rc) rc = reap(r, err);
     if (rc) return rc;
@@ -208,8 +246,8 @@ static int read_chunk(sl_loader *r, uint32_t file, uint64_t off, uint64_t rows, 
                 .pitch = pitch,
                 .piece = piece,
                 .dst = dst,
-                .finite = finite,
-                .what = what};
+                .phase = phase,
+                .check = check};
     r->busy++;
     if (r->uring) {
         submit(r, s);
@@ -225,15 +263,15 @@ static int read_chunk(sl_loader *r, uint32_t file, uint64_t off, uint64_t rows, 
 }
 
 int sl_loader_add(sl_loader *r, uint32_t file, uint64_t off, uint64_t rows, uint64_t pitch, uint64_t piece, void *dst,
-                  int finite, const char *what, sl_err *err) {
+                  sl_finite_check check, sl_err *err) {
     uint8_t *to = dst;
     int rc = 0;
     if (rows == 1 || pitch == piece) {
-        uint64_t len = rows * piece;
+        uint64_t len = rows * piece, start = off;
         while (len && !rc) {
             uint64_t n = CHUNK - off % CHUNK; /* chunks end at multiples of CHUNK in the file, so none is read twice */
             if (n > len) n = len;
-            rc = read_chunk(r, file, off, 1, n, n, to, finite, what, err);
+            rc = read_chunk(r, file, off, 1, n, n, to, off - start, check, err);
             off += n;
             to += n;
             len -= n;
@@ -242,13 +280,13 @@ int sl_loader_add(sl_loader *r, uint32_t file, uint64_t off, uint64_t rows, uint
     }
     if (piece >= MIN_PIECE || pitch > CHUNK) {
         for (uint64_t i = 0; i < rows && !rc; i++)
-            rc = sl_loader_add(r, file, off + i * pitch, 1, piece, piece, to + i * piece, finite, what, err);
+            rc = sl_loader_add(r, file, off + i * pitch, 1, piece, piece, to + i * piece, check, err);
         return rc;
     }
     for (uint64_t i = 0, n; i < rows && !rc; i += n) {
         n = CHUNK / pitch;
         if (n > rows - i) n = rows - i;
-        rc = read_chunk(r, file, off + i * pitch, n, pitch, piece, to + i * piece, finite, what, err);
+        rc = read_chunk(r, file, off + i * pitch, n, pitch, piece, to + i * piece, 0, check, err);
     }
     return rc;
 }

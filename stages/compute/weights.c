@@ -1,6 +1,7 @@
 #include "stages/compute/weights.h"
 #include "stages/compute/loader.h"
 #include "stages/compute/random.h"
+#include "stages/compute/resident.h"
 #include "stages/compute/want.h"
 #include "kernels/cpu/isa.h" /* the dequantizer, for the one matrix that has to be built from quantized parts */
 
@@ -14,8 +15,6 @@
 #include <unistd.h>
 
 #define PLACE_ALIGN UINT64_C(256)
-#define POPULATE    (UINT64_C(8) << 20)
-#define AHEAD       (UINT64_C(64) << 20)
 
 struct sl_model_store {
     sl_source src;       /* open while something points into its mappings */
@@ -34,6 +33,8 @@ typedef struct load {
     sl_loader *reader;
     sl_loader_progress progress;
     int host; /* device memory is host memory: files can be used in place */
+    int32_t
+        *order; /* the layer's experts as they lie in the file: order[place] = expert of the slice; NULL: ascending */
 } load;
 
 /* ---- memory ---- */
@@ -105,26 +106,78 @@ static uint32_t elem_align(const sl_want_item *it, int part) {
     return it->fmt == SL_W_F32 || it->fmt == SL_W_INT4 ? 4 : it->fmt == SL_W_BF16 || it->fmt == SL_W_F16 ? 2 : 1;
 }
 
-/* Can the file's bytes be used as they lie there? Experts must be evenly spaced in one file, elements aligned. */
-static int usable_in_place(const sl_want_item *it) {
+/* The usual writer sorts tensors by name, so that expert 10 lies before expert 2. order[place] = expert, by offset in
+ * the file of the item's data; 1 when that is not the ascending order. */
+static int experts_by_place(const sl_want_item *it, int32_t *order) {
+    const sl_want_src *src = it->part[SL_PART_DATA].src;
+    int32_t n = (int32_t)(it->e1 - it->e0), moved = 0;
+    for (int32_t e = 0; e < n; e++) {
+        int32_t at = e;
+        for (; at > 0 && src[order[at - 1]].off > src[e].off; at--) order[at] = order[at - 1];
+        order[at] = e;
+        moved |= at != e;
+    }
+    return moved;
+}
+
+static const sl_want_src *nth(const sl_want_part *q, const int32_t *order, int64_t place) {
+    return &q->src[order ? order[place] : place];
+}
+
+/* Can the file's bytes be used as they lie there? Experts must be evenly spaced in one file, in the order given,
+ * elements aligned. */
+static int usable_in_place(const sl_want_item *it, const int32_t *order) {
     int64_t n = it->e1 - it->e0;
     if (it->how != SL_WANT_PLAIN) return 0;
     for (int p = 0; p < SL_PARTS; p++) {
         const sl_want_part *q = &it->part[p];
         if (!q->rows) continue;
+        const sl_want_src *first = nth(q, order, 0);
         uint32_t a = elem_align(it, p);
-        uint64_t stride = n > 1 ? q->src[1].off - q->src[0].off : 0;
-        if (q->src[0].off % a || q->pitch % a || stride % a || stride > (UINT64_C(1) << 50)) return 0;
+        uint64_t stride = n > 1 ? nth(q, order, 1)->off - first->off : 0;
+        if (first->off % a || q->pitch % a || stride % a || stride > (UINT64_C(1) << 50)) return 0;
         for (int64_t e = 1; e < n; e++)
-            if (q->src[e].file != q->src[0].file || q->src[e].off - q->src[e - 1].off != stride) return 0;
+            if (nth(q, order, e)->file != first->file || nth(q, order, e)->off - nth(q, order, e - 1)->off != stride)
+                return 0;
         /* Zero points have no stride of their own: they must follow each other as the scales' columns say. */
         if (p == SL_PART_ZERO && n > 1 && stride != q->rows * q->pitch) return 0;
     }
     return 1;
 }
 
-/* Fill *mat; base[p] is where part p's first element is, tight: without the file's gaps. */
-static void set_mat(const sl_want_item *it, const uint8_t *const base[SL_PARTS], int tight) {
+static const int32_t *order_of(const load *l, const sl_want_item *it) {
+    return it->role == SL_ROLE_EXPERT && it->e1 - it->e0 > 1 ? l->order : NULL;
+}
+
+/* Matrices of one expert share one place: the order is kept when every one of the layer's can be used in it. */
+static int find_order(load *l, int i, int n) {
+    sl_layer_weights *w = l->want.item[i].layer < 0 ? NULL : &l->m->layer[l->want.item[i].layer];
+    l->order = NULL;
+    if (!l->host || !w || !l->m->store->src.tensor) return 0;
+    for (int j = i; j < n; j++) {
+        const sl_want_item *it = &l->want.item[j];
+        int64_t e_n = it->e1 - it->e0;
+        if (!it->load || !it->mat || it->role != SL_ROLE_EXPERT || e_n < 2) continue;
+        if (!l->order) {
+            int32_t *mem = new_block(l, (uint64_t)e_n * 2 * sizeof *mem, "the order of experts");
+            if (!mem) return l->err ? l->err->code : SL_ETEMP;
+            if (!experts_by_place(it, mem)) return 0;
+            for (int32_t p = 0; p < e_n; p++) mem[e_n + mem[p]] = p;
+            l->order = mem;
+            w->moe.place = mem + e_n;
+        }
+        if (!usable_in_place(it, l->order)) {
+            l->order = NULL;
+            w->moe.place = NULL;
+            return 0;
+        }
+    }
+    return 0;
+}
+
+/* Fill *mat; base[p] is where part p's first element is, tight: without the file's gaps, else `order` is that of
+ * experts. */
+static void set_mat(const sl_want_item *it, const uint8_t *const base[SL_PARTS], int tight, const int32_t *order) {
     sl_mat *m = it->mat;
     const sl_want_part *d = &it->part[SL_PART_DATA], *s = &it->part[SL_PART_SCALE];
     int64_t n = it->e1 - it->e0;
@@ -135,12 +188,12 @@ static void set_mat(const sl_want_item *it, const uint8_t *const base[SL_PARTS],
                   .data = base[SL_PART_DATA],
                   .group = it->fmt == SL_W_INT4 ? it->group : 0};
     m->row_bytes = tight ? sl_wfmt_row_bytes(it->fmt, m->k) : d->pitch;
-    m->stride = tight || n == 1 ? (uint64_t)m->n * m->row_bytes : d->src[1].off - d->src[0].off;
+    m->stride = tight || n == 1 ? (uint64_t)m->n * m->row_bytes : nth(d, order, 1)->off - nth(d, order, 0)->off;
     if (it->how != SL_WANT_PLAIN || !s->rows) return;
     uint32_t es = elem_align(it, SL_PART_SCALE);
     m->scale = base[SL_PART_SCALE];
     m->scale_row = (tight ? s->piece : s->pitch) / es;
-    m->scale_stride = tight || n == 1 ? s->rows * m->scale_row * es : s->src[1].off - s->src[0].off;
+    m->scale_stride = tight || n == 1 ? s->rows * m->scale_row * es : nth(s, order, 1)->off - nth(s, order, 0)->off;
     m->scale_dtype = it->fmt == SL_W_INT4 ? it->scale_dtype : SL_F32;
     if (it->fmt == SL_W_FP8) {
         m->n_off = (int32_t)(it->n0 % 128);
@@ -149,46 +202,63 @@ static void set_mat(const sl_want_item *it, const uint8_t *const base[SL_PARTS],
     if (it->part[SL_PART_ZERO].rows) m->zero = base[SL_PART_ZERO];
 }
 
-static int finite_kind(const sl_want_item *it, int part) {
-    if (part != SL_PART_SCALE || it->fmt == SL_W_MXFP4) return -1;
-    return it->fmt == SL_W_FP8 ? SL_F32 : it->scale_dtype;
+static sl_finite finite_kind(const sl_want_item *it, int part) {
+    static const sl_finite of_block[SL_W_N] = {
+        [SL_W_Q8_0] = SL_FINITE_Q8_0, [SL_W_Q4_0] = SL_FINITE_Q4_0, [SL_W_Q4_1] = SL_FINITE_Q4_1,
+        [SL_W_Q5_0] = SL_FINITE_Q5_0, [SL_W_Q5_1] = SL_FINITE_Q5_1, [SL_W_Q4_K] = SL_FINITE_Q4_K,
+        [SL_W_Q5_K] = SL_FINITE_Q5_K, [SL_W_Q6_K] = SL_FINITE_Q6_K, [SL_W_MXFP4_GGUF] = SL_FINITE_MXFP4_GGUF};
+    if (part == SL_PART_DATA && it->how == SL_WANT_PLAIN && of_block[it->fmt]) return of_block[it->fmt];
+    if (part != SL_PART_SCALE) return SL_FINITE_NONE;
+    if (it->fmt == SL_W_MXFP4) return SL_FINITE_E8M0;
+    if (it->fmt == SL_W_FP8 || it->scale_dtype == SL_F32) return SL_FINITE_F32;
+    return it->scale_dtype == SL_F16 ? SL_FINITE_F16 : SL_FINITE_BF16;
 }
 
 /* ---- in place ---- */
 
-/* Make a range of a mapping resident, reading ahead of it. */
-static void populate(load *l, uint32_t file, const uint8_t *map, uint64_t off, uint64_t len) {
-    uint64_t end = off + len, page = off / 4096 * 4096;
-    int fd = sl_source_fd(&l->m->store->src, file);
-    for (uint64_t at = page; at < end; at += POPULATE) {
-        uint64_t n = end - at < POPULATE ? end - at : POPULATE;
-        (void)posix_fadvise(fd, (off_t)(at + n), (off_t)(end - at - n < AHEAD ? end - at - n : AHEAD),
-                            POSIX_FADV_WILLNEED);
-        if (madvise((void *)(map + at), n, MADV_POPULATE_READ)) /* before Linux 5.14: touch the pages */
-            for (uint64_t i = 0; i < n; i += 4096) (void)*(const volatile uint8_t *)(map + at + i);
-    }
-}
-
 static int place_in_file(load *l, sl_want_item *it) {
     const uint8_t *base[SL_PARTS] = {0};
+    const int32_t *order = order_of(l, it);
     int64_t n = it->e1 - it->e0;
     for (int p = 0; p < SL_PARTS; p++) {
         const sl_want_part *q = &it->part[p];
         if (!q->rows) continue;
-        const uint8_t *map = map_file(l, q->src[0].file);
-        if (!map) return l->err ? l->err->code : SL_ETEMP;
-        base[p] = map + q->src[0].off;
+        const uint8_t *map = l->m->store->map[q->src[0].file];
+        base[p] = map + nth(q, order, 0)->off;
         for (int64_t e = 0; e < n; e++) {
-            populate(l, q->src[e].file, map, q->src[e].off, (q->rows - 1) * q->pitch + q->piece);
-            int kind = finite_kind(it, p);
-            int rc = kind < 0
-                         ? 0
-                         : sl_check_finite(map + q->src[e].off, q->rows, q->pitch, q->piece, kind, it->name, l->err);
+            sl_finite_check check = {finite_kind(it, p), it->name, it->e0 + e};
+            int rc = sl_check_finite(map + q->src[e].off, q->rows, q->pitch, q->piece, 0, check, l->err);
             if (rc) return rc;
-            sl_loader_advance(&l->progress, q->rows * q->piece);
         }
     }
-    set_mat(it, base, 0);
+    set_mat(it, base, 0, order);
+    return 0;
+}
+
+static uint64_t place_bytes(const load *l, const sl_want_item *it);
+
+/* Everything of items [i, n) that will be used in place, read in the order of the files. */
+static int make_resident(load *l, int i, int n) {
+    uint64_t most = 0, have = 0;
+    for (int j = i; j < n; j++) most += (uint64_t)(l->want.item[j].e1 - l->want.item[j].e0) * SL_PARTS;
+    sl_extent *x = malloc(most * sizeof *x + 1);
+    if (!x) return no_memory(l->err, "the list of pieces to read");
+    for (int j = i; j < n; j++) {
+        const sl_want_item *it = &l->want.item[j];
+        if (!it->load || !it->mat || place_bytes(l, it)) continue;
+        for (int p = 0; p < SL_PARTS; p++)
+            for (int64_t e = 0; e < it->e1 - it->e0 && it->part[p].rows; e++) {
+                const sl_want_part *q = &it->part[p];
+                if (!map_file(l, q->src[e].file)) {
+                    free(x);
+                    return l->err ? l->err->code : SL_ETEMP;
+                }
+                x[have++] =
+                    (sl_extent){q->src[e].file, q->src[e].off, (q->rows - 1) * q->pitch + q->piece, q->rows * q->piece};
+            }
+    }
+    sl_resident_read(&l->m->store->src, l->m->store->map, x, have, &l->progress);
+    free(x);
     return 0;
 }
 
@@ -211,10 +281,10 @@ static int copy_parts(load *l, sl_want_item *it, uint8_t *at) {
         base[p] = at;
         for (int64_t e = 0; e < n && !rc; e++, at += q->rows * q->piece)
             rc = sl_loader_add(l->reader, q->src[e].file, q->src[e].off, q->rows, q->pitch, q->piece, at,
-                               finite_kind(it, p), it->name, l->err);
+                               (sl_finite_check){finite_kind(it, p), it->name, it->e0 + e}, l->err);
         at += -(uintptr_t)at & (PLACE_ALIGN - 1);
     }
-    set_mat(it, base, 1);
+    set_mat(it, base, 1, NULL);
     return rc;
 }
 
@@ -238,7 +308,7 @@ static int copy_transposed(load *l, sl_want_item *it, uint8_t *dst) {
     }
     free(in);
     free(out);
-    set_mat(it, base, 1);
+    set_mat(it, base, 1, NULL);
     return rc;
 }
 
@@ -285,7 +355,7 @@ static int build_kv_b(load *l, sl_want_item *it, uint8_t *dst) {
     }
     if (!rc) rc = send(l, dst, out, it->bytes);
     const uint8_t *base[SL_PARTS] = {dst, NULL, NULL};
-    set_mat(it, base, 1);
+    set_mat(it, base, 1, NULL);
     free(kb);
     free(vb);
     free(out);
@@ -319,7 +389,7 @@ static int fill_random(load *l, sl_want_item *it, uint8_t *at) {
         free(buf);
         at += -(uintptr_t)at & (PLACE_ALIGN - 1);
     }
-    set_mat(it, base, 1);
+    set_mat(it, base, 1, NULL);
     return rc;
 }
 
@@ -334,7 +404,7 @@ static int place_mat(load *l, sl_want_item *it, uint8_t *at) {
 /* Bytes of device memory for an item; 0 when it is used in the file. */
 static uint64_t place_bytes(const load *l, const sl_want_item *it) {
     if (!it->load || !it->mat) return 0;
-    if (l->host && l->m->store->src.tensor && usable_in_place(it)) return 0;
+    if (l->host && l->m->store->src.tensor && usable_in_place(it, order_of(l, it))) return 0;
     return (it->bytes + (SL_PARTS + 1) * PLACE_ALIGN - 1) / PLACE_ALIGN * PLACE_ALIGN;
 }
 
@@ -342,16 +412,19 @@ static uint64_t place_bytes(const load *l, const sl_want_item *it) {
 static int place_layer(load *l, int i, int n) {
     uint64_t total = 0;
     char what[64];
+    int rc = find_order(l, i, n);
+    if (rc) return rc;
     for (int j = i; j < n; j++) total += place_bytes(l, &l->want.item[j]);
     snprintf(what, sizeof what, l->want.item[i].layer < 0 ? "the embedding or head" : "the weights of layer %d",
              l->want.item[i].layer);
     uint8_t *at = total ? new_block(l, total, what) : NULL;
     if (total && !at) return l->err ? l->err->code : SL_ETEMP;
+    if (l->host && l->m->store->src.tensor && (rc = make_resident(l, i, n))) return rc;
     for (; i < n; i++) {
         sl_want_item *it = &l->want.item[i];
         uint64_t bytes = place_bytes(l, it);
         if (!it->load || !it->mat) continue;
-        int rc = place_mat(l, it, bytes ? at : NULL);
+        rc = place_mat(l, it, bytes ? at : NULL);
         if (rc) return rc;
         if (bytes) at += bytes;
     }
@@ -398,6 +471,9 @@ static int read_vec(load *l, const sl_want_item *it, float *out) {
     for (int64_t e = 0; e < slots && !rc; e++) {
         rc = sl_source_read(&l->m->store->src, q->src[e].file, q->src[e].off, buf, q->piece, l->err);
         for (int64_t i = 0; i < n && !rc; i++) out[e * n + i] = to_f32(buf, it->st, (uint64_t)i);
+        if (!rc)
+            rc = sl_check_finite(out + e * n, 1, (uint64_t)n * 4, (uint64_t)n * 4, 0,
+                                 (sl_finite_check){SL_FINITE_F32, it->name, it->e0 + e}, l->err);
     }
     free(buf);
     return rc;
