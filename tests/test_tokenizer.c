@@ -383,14 +383,7 @@ static void expect(const sl_tokenizer *t, const char *text, bool special, int n,
 
 /* 0 <unk>, 1 <s>, 2 </s>, 3..258 bytes, then pieces: the best score merges first. */
 static void gguf_llama(void) {
-    static const char *const piece[] = {"\xe2\x96\x81",
-                                        "a",
-                                        "b",
-                                        "ab",
-                                        "\xe2\x96\x81"
-                                        "ab",
-                                        "bb",
-                                        "abb"};
+    static const char *const piece[] = {"\342\226\201", "a", "b", "ab", "\342\226\201ab", "bb", "abb"};
     static const float score[] = {-10, -11, -12, -2, -3, -1, -4};
     buf b;
     head(&b, 6);
