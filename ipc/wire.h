@@ -13,10 +13,14 @@
  *   {t:"ping"}                     answered by {t:"pong"}; before hello by err "order", so that a client notices a
  *                                  new feeder
  *  feeder -> client
- *   {t:"ack", acc:[[n, parts, tokens]...], known:[n...], rej:[[n, part, reason:str, message:str]...]}
- *                                  after intake.log is durable
- *   {t:"done", ok:[n...], rej:[[n, verdict:str, detail:str]...]}
- *                                  after commit.log is durable
+ *   {t:"ack", acc:[[n, parts, tokens]...], known:[[n, parts]...], rej:[[n, part, reason:str, message:str, count]...]}
+ *                                  after intake.log is durable. parts: how many the row gave that were accepted; a row
+ *                                  with refused parts beside accepted ones is in rej too. A rej entry speaks of `count`
+ *                                  parts from `part` on; count is 1 but for parts refused at an earlier push, which
+ *                                  are one entry from part 0 with the reason of the last.
+ *   {t:"done", ok:[n...], rej:[[n, verdict:str, detail:str, count]...]}
+ *                                  after commit.log is durable; rej: `count` of the accepted parts were rejected, the
+ *                                  others are written
  *   {t:"flushed"}
  *   {t:"err", code:str, msg:str}   the message could not be used; the connection stays usable
  *

@@ -210,15 +210,15 @@ static void duplicates(void **state) {
     json_row(m, 0, "{\"input_ids\":[1,3]}");
     json_row(m, 1, "{\"input_ids\":");
     post(s, m);
-    says(s, "\"acc\"=>[[0, 1, 2]], \"known\"=>[0], \"rej\"=>[[0, 0, \"CONFLICT\"");
+    says(s, "\"acc\"=>[[0, 1, 2]], \"known\"=>[[0, 1]], \"rej\"=>[[0, 0, \"CONFLICT\"");
     for (int life = 0; life < 2; life++) {
         m = rows(3);
         json_row(m, 0, "{\"input_ids\":[1,2]}");
         json_row(m, 0, "{\"input_ids\":[1,3]}");
         json_row(m, 1, "{\"input_ids\":");
         post(s, m);
-        says(s, "\"acc\"=>[], \"known\"=>[0], \"rej\"=>[[0, 0, \"CONFLICT\", \"row 0 of this data set was pushed "
-                "before with other content; that one is kept\"], [1, 0, \"JSON\"");
+        says(s, "\"acc\"=>[], \"known\"=>[[0, 1]], \"rej\"=>[[0, 0, \"CONFLICT\", \"row 0 of this data set was pushed "
+                "before with other content; that one is kept\", 1], [1, 0, \"JSON\"");
         zmq_close(s);
         stop();
         start_at(addr, "");
@@ -369,7 +369,7 @@ static void flush_and_done(void **state) {
     ids_row(m, 0, 3, 0);
     ids_row(m, 2, 3, 0);
     post(t, m);
-    says(t, "\"known\"=>[0, 2]");
+    says(t, "\"known\"=>[[0, 1], [2, 1]]");
     says(t, "\"done\", \"ok\"=>[0], \"rej\"=>[[2, \"TOKENS\"");
     sl_feed_drain(feed);
     m = rows(1);
@@ -425,7 +425,8 @@ static void tcp_needs_keys(void **state) {
         start_at(addr, "");
         skip();
     }
-    zmq_curve_keypair(cpub, csec);
+    do zmq_curve_keypair(cpub, csec); /* '#' is a letter of Z85 and no comment inside a key */
+    while (!strchr(cpub, '#'));
     zmq_curve_keypair(bpub, bsec);
     snprintf(path, sizeof path, "%s/server.secret", dir);
     FILE *f = fopen(path, "we");

@@ -6,7 +6,7 @@
 #include "tools/cli.h"
 #include "tools/commands.h"
 #include "tools/daemon_client.h"
-#include "tools/feed_client.h"
+#include "tools/pusher.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -26,20 +26,31 @@ static struct {
     sl_cli_list input, set;
     const char *output, *dataset, *model, *layers, *final, *tp, *dp, *threads, *backend, *precision, *layout, *codec,
         *zstd_level, *shard_size, *max_length, *batch_tokens, *overlong, *min_supervised, *train_on, *rows_from,
-        *reasoning, *chat_template, *template_args, *tokenizer, *nll_every, *feeder_threads;
-    bool random, json, no_verify, plan, verbose;
+        *reasoning, *chat_template, *template_args, *tokenizer, *nll_every, *feeder_threads, *shard;
+    uint64_t limit;
+    bool random, json, no_verify, plan, verbose, per_turn;
 } o;
 
 static const sl_cli_opt opts[] = {
     {"What goes in and out", 0, SL_CLI_HEAD},
     {"model", 'm', SL_CLI_STR, "PATH", "Model folder (config.json and safetensors) or a .gguf file.", &o.model,
      .required = true},
-    {"input", 'i', SL_CLI_LIST, "FILE",
-     "Rows, one JSON object a line. May be repeated; each file is a data set of its own.", &o.input, .required = true},
+    {"input", 'i', SL_CLI_LIST, "FILE|DIR|-",
+     "Rows, one JSON object a line, plain or compressed (gzip, zstd): a file, a folder (its *.jsonl, *.ndjson, *.json "
+     "files, also with .gz or .zst, in the order of their names), or - for standard input. May be repeated. Each file "
+     "is a data set of its own.",
+     &o.input, .required = true},
     {"output", 'o', SL_CLI_STR, "DIR",
      "The store: states, logs, manifest. Made when absent; an existing one is continued.", &o.output, .required = true},
-    {"dataset", 0, SL_CLI_STR, "NAME", "Name of the data set (one --input only). Default: the file's name.",
+    {"dataset", 0, SL_CLI_STR, "NAME",
+     "Name of the data set (one file only). Default: the file's name without .gz or .zst; FOLDER/FILE for the files of "
+     "a folder; stdin.",
      &o.dataset},
+    {"limit", 0, SL_CLI_U64, "N", "Take only the first N rows (of all inputs together, in order).", &o.limit, 1, 9e18},
+    {"shard", 0, SL_CLI_STR, "I/N",
+     "Take only every N-th row, from line I on (I from 1 to N, in each file). N machines with I = 1..N take every row "
+     "once, and rows keep their numbers.",
+     &o.shard},
     {"States", 0, SL_CLI_HEAD},
     {"layers", 'l', SL_CLI_STR, "L",
      "Residual-stream indices 0..n: eagle3 (default: 2, n/2, n-3, n), speculators-0.3, dflash, all, or a list such as "
@@ -59,6 +70,7 @@ static const sl_cli_opt opts[] = {
      "Which tokens the loss mask marks. Default all-assistant.", &o.train_on},
     {"rows-from", 0, SL_CLI_CHOICE, "conversation|turn", "One row a conversation (default) or an assistant turn.",
      &o.rows_from},
+    {"per-turn", 0, SL_CLI_FLAG, NULL, "Same as --rows-from turn: each answer as it was served.", &o.per_turn},
     {"reasoning", 0, SL_CLI_CHOICE, "keep-last|template",
      "Keep the last turn's reasoning (default), or whatever the template does.", &o.reasoning},
     {"chat-template", 0, SL_CLI_STR, "FILE", "Jinja2 template. Default: the model's own.", &o.chat_template},
@@ -95,13 +107,17 @@ static const sl_cli cli = {
     "disk or "
     "rejected by name, drains, reads the store back, and prints a summary. Every row of the input is accounted for: "
     "rows = "
-    "written + rejected, and rejected rows are listed in OUTPUT/rejected.jsonl with file, line and reason.\n\n"
+    "written + rejected, and rejected rows are listed in OUTPUT/rejected.jsonl with file, line and reason. With "
+    "--per-turn or --overlong split a row gives several parts; it counts as written when at least one of them is, and "
+    "every part that is not is listed.\n\n"
     "Run the same command again after an interruption of any kind: it goes on where the logs in OUTPUT say, and makes "
     "the same "
     "states. Ctrl-C finishes the rows that were accepted and ends; a second Ctrl-C kills, which is safe. The log is "
     "OUTPUT/sluice.log; warnings and errors are shown as they come.",
     "    sluice extract --model ./SmolLM2 --input chats.jsonl --output ./states\n"
-    "    sluice extract -m m.gguf -i a.jsonl -o out --layers 2,n/2,n --final both --layout files\n",
+    "    sluice extract -m m.gguf -i a.jsonl -o out --layers 2,n/2,n --final both --layout files\n"
+    "    sluice extract -m ./Qwen3-8B -i ./chats/ -o out --per-turn --max-length 8192 --overlong skip\n"
+    "    sluice extract -m ./Qwen3-8B -i big.jsonl.zst -o part2 --shard 2/8 --limit 1000\n",
     opts,
     0,
     0};
@@ -147,8 +163,11 @@ typedef struct run {
     int pid, pidfd, exit_code; /* of sluiced; exit_code -1: still running */
     int log_fd;
     uint64_t log_at;
-    sl_feed_client *client[64];
-    int fd[64];
+    sl_input_list inputs;
+    sl_pusher *push;
+    uint64_t shard, shards;
+    sl_reasons reasons;
+    bool fault_said;
     sl_daemon_feed status;
     msgpack_unpacked last; /* newest status map */
     bool has_status;
@@ -197,6 +216,7 @@ static int make_settings(run *r, sl_err *err) {
     int rc = add_set(r, err, "daemon.run_dir=%s", r->run_dir);
     for (size_t i = 0; !rc && i < sizeof forward / sizeof *forward; i++)
         if (*forward[i].value) rc = add_set(r, err, "%s=%s", forward[i].key, *forward[i].value);
+    if (!rc && o.per_turn) rc = add_set(r, err, "feed.rows_from=turn");
     if (!rc && o.random) rc = add_set(r, err, "model.weights=random");
     for (int i = 0; !rc && i < o.set.n; i++) rc = add_set(r, err, "%s", o.set.v[i]);
     return rc;
@@ -307,12 +327,18 @@ static void json_text(FILE *f, const char *s) {
     sl_status_json(&v, f);
 }
 
-static void on_reject(void *arg, const char *dataset, uint64_t row, const char *reason, const char *msg) {
+static void on_reject(void *arg, const char *dataset, uint64_t row, uint32_t part, uint32_t parts, const char *reason,
+                      const char *msg) {
     run *r = arg;
+    char which[64] = "";
+    bool one_of_many = parts == 1 && part != SL_FEED_PART_ANY && part > 0;
+    if (one_of_many) snprintf(which, sizeof which, " part %u", part);
+    if (parts > 1) snprintf(which, sizeof which, " %u parts", parts);
+    sl_reasons_add(&r->reasons, reason, parts);
     r->n_rejected++;
     if (r->n_rejected <= 20) {
         sl_cli_progress_end(&r->bar);
-        fprintf(stderr, "%s:%llu: rejected %s: %s\n", dataset, (unsigned long long)row + 1, reason, msg);
+        fprintf(stderr, "%s:%llu:%s rejected %s: %s\n", dataset, (unsigned long long)row + 1, which, reason, msg);
         if (r->n_rejected == 20) fputs("(further rejected rows are only listed in rejected.jsonl)\n", stderr);
     }
     if (!r->rejected) return;
@@ -320,56 +346,34 @@ static void on_reject(void *arg, const char *dataset, uint64_t row, const char *
     fprintf(r->rejected, ",\"row\":%llu,\"line\":%llu,\"reason\":", (unsigned long long)row,
             (unsigned long long)row + 1);
     json_text(r->rejected, reason);
+    if (part != SL_FEED_PART_ANY) fprintf(r->rejected, ",\"part\":%u", part);
+    fprintf(r->rejected, ",\"parts\":%u", parts);
     fputs(",\"message\":", r->rejected), json_text(r->rejected, msg);
     fputs("}\n", r->rejected);
 }
 
 static int open_inputs(run *r, sl_err *err) {
-    if (o.dataset && o.input.n > 1)
-        return sl_err_set(err, SL_EUSAGE, "--dataset names one data set, but there are %d --input", o.input.n);
-    for (int i = 0; i < o.input.n; i++) {
-        const char *f = o.input.v[i], *slash = strrchr(f, '/');
-        r->fd[i] = open(f, O_RDONLY | O_CLOEXEC);
-        struct stat st;
-        if (r->fd[i] < 0 || fstat(r->fd[i], &st)) return sl_err_sys(err, SL_EUSAGE, errno, "--input %s", f);
-        if (!S_ISREG(st.st_mode))
-            return sl_err_set(err, SL_EUSAGE, "--input %s is no regular file; use sluice push for streams", f);
-        sl_feed_opts fo = {.addr = r->feed,
-                           .dataset = o.dataset ? o.dataset
-                                      : slash   ? slash + 1
-                                                : f,
-                           .client = "extract",
-                           .on_reject = on_reject,
-                           .arg = r};
-        int rc = sl_feed_client_open(&r->client[i], &fo, r->fd[i], err);
-        if (!rc) rc = sl_feed_client_scan(r->client[i], true, err);
-        if (rc) return rc;
-        sl_feed_client_flush(r->client[i]);
-    }
-    return SL_OK;
+    sl_pusher_opts po = {.addr = r->feed,
+                         .client = "extract",
+                         .spool = o.output,
+                         .inputs = &r->inputs,
+                         .limit = o.limit,
+                         .shard = r->shard,
+                         .shards = r->shards,
+                         .on_reject = on_reject,
+                         .arg = r};
+    if (r->inputs.left_out)
+        fprintf(stderr, "%d entries of the input folders are no files of rows and are left out\n", r->inputs.left_out);
+    return sl_pusher_open(&r->push, &po, err);
 }
 
 static sl_feed_counts counts(const run *r) {
-    sl_feed_counts s = {0};
-    for (int i = 0; i < o.input.n; i++) {
-        const sl_feed_counts *k = r->client[i] ? sl_feed_client_counts(r->client[i]) : &s;
-        if (!r->client[i]) continue;
-        s.rows += k->rows, s.waiting += k->waiting, s.sent += k->sent, s.accepted += k->accepted,
-            s.durable += k->durable;
-        s.rejected += k->rejected, s.known += k->known, s.tokens += k->tokens, s.reconnects += k->reconnects;
-    }
-    return s;
-}
-
-static bool all(const run *r, bool (*test)(const sl_feed_client *)) {
-    for (int i = 0; i < o.input.n; i++)
-        if (!test(r->client[i])) return false;
-    return true;
+    return r->push ? sl_pusher_counts(r->push) : (sl_feed_counts){0};
 }
 
 /* Once every row is tokenized the size is known. */
 static void say_estimate(run *r) {
-    if (r->estimated || !r->has_status || !all(r, sl_feed_client_answered)) return;
+    if (r->estimated || !r->has_status || !sl_pusher_answered(r->push)) return;
     r->estimated = true;
     const msgpack_object *m = &r->last.data;
     double tokens = sl_status_dbl(m, "tokens.accepted"), done = sl_status_dbl(m, "tokens.committed"),
@@ -401,7 +405,7 @@ static void draw(run *r) {
                      sl_cli_bytes(b, sl_status_dbl(m, "bytes.stored")),
                      sl_status_u64(m, "disk.paused") ? "  PAUSED: disk full" : "");
     }
-    sl_cli_progress_draw(&r->bar, k.durable + k.rejected, k.rows, more);
+    sl_cli_progress_draw(&r->bar, k.durable + k.rejected, r->push && sl_pusher_read(r->push) ? k.rows : 0, more);
 }
 
 static void reap_daemon(run *r, bool wait) {
@@ -420,23 +424,28 @@ static int daemon_ended(run *r, sl_err *err) {
                       r->last_error[0] ? ": " : "", r->last_error, r->log_path);
 }
 
+static void say_fault(run *r) {
+    const char *fault = sl_pusher_fault(r->push);
+    if (!fault || r->fault_said) return;
+    r->fault_said = true;
+    sl_cli_progress_end(&r->bar);
+    fprintf(stderr, "ERROR: %s\n", fault);
+}
+
 /* Push until every row is durable or rejected, or somebody wants to stop. */
 static int push_all(run *r, sl_err *err) {
-    while (!signals && !all(r, sl_feed_client_durable)) {
-        struct pollfd p[66];
-        int n = 0, some = 0;
-        for (int i = 0; i < o.input.n; i++) {
-            int rc = sl_feed_client_turn(r->client[i], 0, err);
-            if (rc < 0) return rc;
-            some |= rc;
-            p[n++] = (struct pollfd){.fd = sl_feed_client_fd(r->client[i]), .events = POLLIN};
-        }
+    while (!signals && !sl_pusher_done(r->push)) {
+        struct pollfd p[SL_PUSHER_OPEN + 2];
+        int some = sl_pusher_turn(r->push, err);
+        if (some < 0) return some;
+        say_fault(r);
         take_status(r);
         tail_log(r);
         say_estimate(r);
         draw(r);
         reap_daemon(r, false);
         if (r->exit_code >= 0) return daemon_ended(r, err);
+        int n = sl_pusher_fds(r->push, p);
         p[n++] = (struct pollfd){.fd = r->pidfd, .events = POLLIN};
         if (!some) poll(p, (nfds_t)n, 100);
     }
@@ -480,10 +489,18 @@ static void summary_json(const run *r, const sl_feed_counts *k, double seconds, 
     const sl_status_totals *t = &r->after, *b = &r->before;
     printf("{\"ok\":%s,\"output\":", ok ? "true" : "false");
     json_text(stdout, o.output);
-    printf(",\"rows\":%llu,\"written\":%llu,\"rejected\":%llu,\"already_there\":%llu,\"store_rows\":%llu,\"tokens\":%"
-           "llu,\"tokens_now\":%llu,"
+    printf(",\"rows\":%llu,\"written\":%llu,\"partly\":%llu,\"rejected\":%llu,\"left_out\":%llu,\"parts_written\":%llu,"
+           "\"parts_rejected\":%llu,\"reasons\":{",
+           (unsigned long long)k->rows, (unsigned long long)k->durable, (unsigned long long)k->partly,
+           (unsigned long long)k->rejected, (unsigned long long)k->left_out, (unsigned long long)k->parts_written,
+           (unsigned long long)k->parts_rejected);
+    for (int i = 0; i < r->reasons.n; i++) {
+        if (i) putchar(',');
+        json_text(stdout, r->reasons.v[i].name);
+        printf(":%llu", (unsigned long long)r->reasons.v[i].n);
+    }
+    printf("},\"already_there\":%llu,\"store_rows\":%llu,\"tokens\":%llu,\"tokens_now\":%llu,"
            "\"seconds\":%.3f,\"tok_s\":%.1f,\"bytes_raw\":%llu,\"bytes_stored\":%llu,\"ratio\":%.4f,\"nll_mean\":",
-           (unsigned long long)k->rows, (unsigned long long)k->durable, (unsigned long long)k->rejected,
            (unsigned long long)b->committed, (unsigned long long)t->committed, (unsigned long long)t->committed_tokens,
            (unsigned long long)(t->committed_tokens - b->committed_tokens), seconds,
            seconds > 0 ? (double)(t->committed_tokens - b->committed_tokens) / seconds : 0, (unsigned long long)t->raw,
@@ -502,7 +519,12 @@ static void summary_text(const run *r, const sl_feed_counts *k, double seconds, 
     double fresh = (double)(t->committed_tokens - b->committed_tokens);
     printf("rows      %llu in the input: %llu written, %llu rejected", (unsigned long long)k->rows,
            (unsigned long long)k->durable, (unsigned long long)k->rejected);
-    if (b->committed) printf(" (%llu were in the store already)", (unsigned long long)b->committed);
+    if (k->known) printf(" (%llu were known from an earlier run)", (unsigned long long)k->known);
+    if (k->left_out) printf("; %llu are of other shards", (unsigned long long)k->left_out);
+    if (k->partly || k->parts_written != k->durable)
+        printf("\nparts     %llu of these rows: %llu written, %llu rejected; %llu rows are written in part",
+               (unsigned long long)(k->parts_written + k->parts_rejected), (unsigned long long)k->parts_written,
+               (unsigned long long)k->parts_rejected, (unsigned long long)k->partly);
     printf("\ntokens    %llu in the store, %.0f of them now in %s: %s tok/s\n", (unsigned long long)t->committed_tokens,
            fresh, sl_cli_span(c1, seconds), sl_cli_count(c2, seconds > 0 ? fresh / seconds : 0));
     printf("size      %s of states, %s stored, ratio %.2f\n", sl_cli_bytes(c1, (double)t->raw),
@@ -516,14 +538,9 @@ static void summary_text(const run *r, const sl_feed_counts *k, double seconds, 
         printf("verified  %llu rows read back and decoded: %llu faults, %llu notes\n", (unsigned long long)v->rows,
                (unsigned long long)v->n_faults, (unsigned long long)v->n_notes);
     printf("files     %s\n", o.output);
-    for (int i = 1; i < SL_V_N; i++)
-        if (t->verdicts[i])
-            printf("rejected  %s %llu (see quarantine/)\n", sl_verdict_name((sl_verdict)i),
-                   (unsigned long long)t->verdicts[i]);
-    for (int i = 1; i < SL_R_N; i++)
-        if (t->reasons[i])
-            printf("rejected  %s %llu\n", sl_reason_name((sl_reason)i), (unsigned long long)t->reasons[i]);
-    if (k->rejected) printf("list      %s/rejected.jsonl\n", o.output);
+    for (int i = 0; i < r->reasons.n; i++)
+        printf("rejected  %s %llu\n", r->reasons.v[i].name, (unsigned long long)r->reasons.v[i].n);
+    if (k->parts_rejected) printf("list      %s/rejected.jsonl\n", o.output);
 }
 
 static void remove_run_dir(const run *r) {
@@ -536,8 +553,11 @@ static void remove_run_dir(const run *r) {
 
 static int setup(run *r, sl_err *err) {
     sl_status_at at = {0};
+    int rc = sl_input_list_make(&r->inputs, o.input.v, o.input.n, o.dataset, err);
+    if (!rc && o.shard) rc = sl_pusher_shard(o.shard, &r->shard, &r->shards, err);
+    if (rc) return rc;
     if (mkdir(o.output, 0777) && errno != EEXIST) return sl_err_sys(err, SL_EUSAGE, errno, "--output %s", o.output);
-    int rc = make_run_dir(r, err);
+    rc = make_run_dir(r, err);
     if (!rc) rc = make_settings(r, err);
     if (!rc) rc = check_settings(r, o.plan, err);
     if (rc || o.plan) return rc;
@@ -574,7 +594,8 @@ static int conclude(run *r, sl_err *err) {
     int rc = sl_status_totals_follow(&r->after, o.output, &at, err);
     if (!rc && !o.no_verify) rc = verify(r, &v, err);
     if (!rc) {
-        bool ok = !k.rejected && !v.n_faults;
+        const char *fault = sl_pusher_fault(r->push);
+        bool ok = !k.parts_rejected && !v.n_faults && !fault;
         if (o.json)
             summary_json(r, &k, seconds, &v, ok);
         else
@@ -582,9 +603,18 @@ static int conclude(run *r, sl_err *err) {
         if (v.n_faults)
             rc = sl_err_set(err, SL_EDATA, "the store has %llu faults; they are listed above",
                             (unsigned long long)v.n_faults);
+        else if (k.durable + k.rejected != k.rows)
+            rc = sl_err_set(err, SL_EINTERNAL, "%llu rows were found, but %llu written and %llu rejected",
+                            (unsigned long long)k.rows, (unsigned long long)k.durable, (unsigned long long)k.rejected);
+        else if (fault)
+            rc = sl_err_set(err, SL_EDATA, "%s", fault);
         else if (k.rejected)
             rc = sl_err_set(err, SL_EDATA, "%llu of %llu rows were rejected; the others are written",
                             (unsigned long long)k.rejected, (unsigned long long)k.rows);
+        else if (k.parts_rejected)
+            rc = sl_err_set(err, SL_EDATA, "%llu of %llu parts of the rows were rejected; the others are written",
+                            (unsigned long long)k.parts_rejected,
+                            (unsigned long long)(k.parts_rejected + k.parts_written));
     }
     sl_verify_free(&v);
     return rc;
@@ -613,7 +643,8 @@ int sl_cmd_extract(int argc, char **argv) {
     int rc2 = close_rejected(&r, &err2);
     if (!rc) rc = rc2, err = rc2 ? err2 : err;
     if (!rc) rc = conclude(&r, &err);
-    for (int i = 0; i < o.input.n; i++) sl_feed_client_close(r.client[i]);
+    sl_pusher_close(r.push);
+    sl_input_list_free(&r.inputs);
     sl_daemon_unlisten(&r.status);
     if (r.pid > 0) remove_run_dir(&r);
     err.code = rc;

@@ -15,7 +15,10 @@
 
 typedef struct row {
     uint64_t off;
-    uint32_t len, state;
+    uint32_t len;
+    uint32_t parts;         /* accepted */
+    uint32_t next_part;     /* parts before this one were answered for: an answer that comes twice counts once */
+    uint16_t state, partly; /* partly: some part was rejected */
 } row;
 
 struct sl_feed_client {
@@ -25,9 +28,11 @@ struct sl_feed_client {
     bool welcome, draining, want_flush, flush_sent, flushed;
     uint32_t credit;
     uint64_t heard_ns, pinged_ns, hello_ns;
-    row *rows;                 /* index = row number, blank lines included */
-    uint64_t n, cap, next;     /* next: no NEW row before it */
-    uint64_t scanned, line_at; /* file offsets: read so far, start of the open line */
+    row *rows;                  /* index = row number, blank lines included */
+    uint64_t n, cap, next;      /* next: no NEW row before it */
+    uint64_t scanned, line_at;  /* file offsets: read so far, start of the open line */
+    uint64_t ahead, final_rows; /* bytes not sent yet; rows before this one have their final answer */
+    bool blank, full;           /* the open line is blank so far; the limit is reached */
     sl_feed_counts k;
     char *line;
     uint32_t line_cap;
@@ -68,7 +73,8 @@ static void simple(sl_feed_client *c, const char *type) {
 /* Everything that is not finally answered goes out again. */
 static void forget_answers(sl_feed_client *c) {
     for (uint64_t i = 0; i < c->n; i++)
-        if (c->rows[i].state == SL_FR_SENT || c->rows[i].state == SL_FR_ACCEPTED) c->rows[i].state = SL_FR_NEW;
+        if (c->rows[i].state == SL_FR_SENT || c->rows[i].state == SL_FR_ACCEPTED)
+            c->rows[i].state = SL_FR_NEW, c->ahead += c->rows[i].len;
     c->k.waiting += c->k.sent + c->k.accepted;
     c->k.sent = c->k.accepted = 0;
     c->next = 0;
@@ -155,7 +161,7 @@ int sl_feed_client_open(sl_feed_client **out, const sl_feed_opts *o, int fd, sl_
     if (!n || n > 255) return sl_err_set(err, SL_EUSAGE, "a data set's name has 1 to 255 bytes, not %zu", n);
     sl_feed_client *c = calloc(1, sizeof *c);
     if (!c) return sl_err_set(err, SL_ETEMP, "out of memory");
-    c->o = *o, c->fd = fd;
+    c->o = *o, c->fd = fd, c->blank = true;
     c->ctx = zmq_ctx_new();
     int rc = c->ctx ? connect_now(c, err) : sl_err_set(err, SL_ETEMP, "ZeroMQ: %s", zmq_strerror(zmq_errno()));
     if (rc)
@@ -176,17 +182,53 @@ void sl_feed_client_close(sl_feed_client *c) {
 
 /* ---- finding rows ---- */
 
-static void reject(sl_feed_client *c, uint64_t i, const char *reason, const char *msg) {
+static uint64_t *open_count(sl_feed_client *c, const row *r) {
+    return r->state == SL_FR_NEW        ? &c->k.waiting
+           : r->state == SL_FR_SENT     ? &c->k.sent
+           : r->state == SL_FR_ACCEPTED ? &c->k.accepted
+                                        : NULL;
+}
+
+static void say_rejected(sl_feed_client *c, uint64_t i, uint32_t part, uint32_t parts, const char *reason,
+                         const char *msg) {
+    c->k.parts_rejected += parts;
+    if (c->o.on_reject) c->o.on_reject(c->o.arg, c->o.dataset, i, part, parts, reason, msg);
+}
+
+/* Parts that the feeder (or this client) refused. When no part was accepted that is the end of the row. */
+static void refuse(sl_feed_client *c, uint64_t i, uint32_t part, uint32_t parts, const char *reason, const char *msg) {
     row *r = &c->rows[i];
-    uint64_t *from = r->state == SL_FR_NEW        ? &c->k.waiting
-                     : r->state == SL_FR_SENT     ? &c->k.sent
-                     : r->state == SL_FR_ACCEPTED ? &c->k.accepted
-                                                  : NULL;
+    if (part < r->next_part) return; /* answered before */
+    if (r->state == SL_FR_NEW || r->state == SL_FR_SENT) {
+        --*open_count(c, r);
+        if (r->state == SL_FR_NEW) c->ahead -= r->len;
+        r->state = SL_FR_REJECTED;
+        c->k.rejected++;
+    } else if (r->state == SL_FR_ACCEPTED) {
+        r->partly = 1;
+    } else if (r->state != SL_FR_REJECTED) {
+        return;
+    }
+    r->next_part = part + parts;
+    say_rejected(c, i, part, parts, reason, msg);
+}
+
+/* Every accepted part has its answer: `bad` of them were rejected, the others are written. */
+static void finish_row(sl_feed_client *c, uint64_t i, uint32_t bad, const char *reason, const char *msg) {
+    row *r = &c->rows[i];
+    uint64_t *from = open_count(c, r);
     if (!from) return; /* a second answer to the same row */
+    if (r->state == SL_FR_NEW) c->ahead -= r->len;
+    if (!r->parts) r->parts = bad ? bad : 1; /* `done` overtook the acknowledgement: cannot be, but must not miscount */
+    if (bad > r->parts) bad = r->parts;
     --*from;
-    r->state = SL_FR_REJECTED;
-    c->k.rejected++;
-    if (c->o.on_reject) c->o.on_reject(c->o.arg, c->o.dataset, i, reason, msg);
+    r->state = bad == r->parts ? SL_FR_REJECTED : SL_FR_DURABLE;
+    c->k.parts_written += r->parts - bad;
+    if (r->state == SL_FR_REJECTED)
+        c->k.rejected++;
+    else
+        c->k.durable++, c->k.partly += r->partly || bad;
+    if (bad) say_rejected(c, i, r->parts == 1 && !r->partly ? 0 : SL_FEED_PART_ANY, bad, reason, msg);
 }
 
 static int add_line(sl_feed_client *c, uint64_t off, uint64_t len, bool blank, sl_err *err) {
@@ -196,38 +238,42 @@ static int add_line(sl_feed_client *c, uint64_t off, uint64_t len, bool blank, s
         if (!p) return sl_err_set(err, SL_ETEMP, "out of memory for %llu rows", (unsigned long long)cap);
         c->rows = p, c->cap = cap;
     }
+    bool other = c->o.shards && c->n % c->o.shards != c->o.shard;
     c->rows[c->n++] =
-        (row){.off = off, .len = len > MAX_LINE ? 0 : (uint32_t)len, .state = blank ? SL_FR_BLANK : SL_FR_NEW};
-    if (blank) return SL_OK;
+        (row){.off = off, .len = len > MAX_LINE ? 0 : (uint32_t)len, .state = blank || other ? SL_FR_BLANK : SL_FR_NEW};
+    if (blank || other) {
+        c->k.left_out += !blank;
+        return SL_OK;
+    }
     c->k.rows++, c->k.waiting++;
-    if (len > MAX_LINE) reject(c, c->n - 1, "TOO_BIG", "the line has more than 60 MiB");
+    c->ahead += c->rows[c->n - 1].len;
+    c->full = c->o.limit && c->k.rows >= c->o.limit;
+    if (len > MAX_LINE) refuse(c, c->n - 1, 0, 1, "TOO_BIG", "the line has more than 60 MiB");
     return SL_OK;
 }
 
 int sl_feed_client_scan(sl_feed_client *c, bool final, sl_err *err) {
     char *buf = malloc(SCAN_BYTES);
     if (!buf) return sl_err_set(err, SL_ETEMP, "out of memory");
-    bool blank = true;
     int rc = SL_OK;
-    c->scanned = c->line_at; /* an open line is looked at again from its start */
-    for (;;) {
+    while (!c->full) {
         ssize_t n = pread(c->fd, buf, SCAN_BYTES, (off_t)c->scanned);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0) rc = sl_err_sys(err, SL_EDATA, errno, "reading the rows of %s", c->o.dataset);
         if (n <= 0 || rc) break;
-        for (ssize_t i = 0; i < n && !rc; i++) {
+        for (ssize_t i = 0; i < n && !rc && !c->full; i++) {
             if (buf[i] == '\n') {
-                rc = add_line(c, c->line_at, c->scanned + (uint64_t)i - c->line_at, blank, err);
+                rc = add_line(c, c->line_at, c->scanned + (uint64_t)i - c->line_at, c->blank, err);
                 c->line_at = c->scanned + (uint64_t)i + 1;
-                blank = true;
+                c->blank = true;
             } else if (buf[i] != ' ' && buf[i] != '\t' && buf[i] != '\r') {
-                blank = false;
+                c->blank = false;
             }
         }
         c->scanned += (uint64_t)n;
     }
-    if (!rc && final && c->scanned > c->line_at) {
-        rc = add_line(c, c->line_at, c->scanned - c->line_at, blank, err);
+    if (!rc && final && !c->full && c->scanned > c->line_at) {
+        rc = add_line(c, c->line_at, c->scanned - c->line_at, c->blank, err);
         c->line_at = c->scanned;
     }
     free(buf);
@@ -287,7 +333,7 @@ static int send_some(sl_feed_client *c, sl_err *err) {
         msgpack_pack_bin(&pk, r->len);
         msgpack_pack_bin_body(&pk, c->line, r->len);
     }
-    for (uint32_t j = 0; j < n; j++) c->rows[pick[j]].state = SL_FR_SENT;
+    for (uint32_t j = 0; j < n; j++) c->rows[pick[j]].state = SL_FR_SENT, c->ahead -= c->rows[pick[j]].len;
     c->k.waiting -= n, c->k.sent += n;
     send_map(c, &b);
     return (int)n;
@@ -309,24 +355,19 @@ static const char *text_of(const msgpack_object *o, char *buf, size_t cap) {
     return buf;
 }
 
-static void accept_row(sl_feed_client *c, uint64_t n, bool known) {
+static void accept_row(sl_feed_client *c, uint64_t n, uint32_t parts, bool known) {
     row *r = &c->rows[n];
     if (r->state != SL_FR_SENT) return;
     r->state = SL_FR_ACCEPTED;
+    r->parts = parts;
     c->k.sent--, c->k.accepted++;
     if (known) c->k.known++;
 }
 
-static void durable_row(sl_feed_client *c, uint64_t n) {
-    row *r = &c->rows[n];
-    uint64_t *from = r->state == SL_FR_NEW        ? &c->k.waiting
-                     : r->state == SL_FR_SENT     ? &c->k.sent
-                     : r->state == SL_FR_ACCEPTED ? &c->k.accepted
-                                                  : NULL;
-    if (!from) return;
-    --*from;
-    r->state = SL_FR_DURABLE;
-    c->k.durable++;
+/* Element i of an answer, a number of parts. */
+static uint32_t parts_at(const msgpack_object *o, uint32_t i) {
+    const msgpack_object *v = &o->via.array.ptr[i];
+    return v->type == MSGPACK_OBJECT_POSITIVE_INTEGER && v->via.u64 && v->via.u64 < 1u << 20 ? (uint32_t)v->via.u64 : 1;
 }
 
 static void on_list(sl_feed_client *c, const msgpack_object *list,
@@ -340,31 +381,36 @@ static void each_acc(sl_feed_client *c, const msgpack_object *o) {
     if (o->type != MSGPACK_OBJECT_ARRAY || o->via.array.size < 3 || !row_number(c, &o->via.array.ptr[0], &n)) return;
     if (c->rows[n].state == SL_FR_SENT && o->via.array.ptr[2].type == MSGPACK_OBJECT_POSITIVE_INTEGER)
         c->k.tokens += o->via.array.ptr[2].via.u64;
-    accept_row(c, n, false);
+    accept_row(c, n, parts_at(o, 1), false);
 }
 
-static void each_known(sl_feed_client *c, const msgpack_object *o) {
+static void each_known(sl_feed_client *c, const msgpack_object *o) { /* [n, parts] */
     uint64_t n;
-    if (row_number(c, o, &n)) accept_row(c, n, true);
+    if (o->type != MSGPACK_OBJECT_ARRAY || o->via.array.size < 2 || !row_number(c, &o->via.array.ptr[0], &n)) return;
+    accept_row(c, n, parts_at(o, 1), true);
 }
 
-static void each_refused(sl_feed_client *c, const msgpack_object *o) { /* [n, part, reason, message] */
+static void each_refused(sl_feed_client *c, const msgpack_object *o) { /* [n, part, reason, message, count] */
     uint64_t n;
     char reason[64], msg[1024];
-    if (o->type != MSGPACK_OBJECT_ARRAY || o->via.array.size < 4 || !row_number(c, &o->via.array.ptr[0], &n)) return;
-    reject(c, n, text_of(&o->via.array.ptr[2], reason, sizeof reason), text_of(&o->via.array.ptr[3], msg, sizeof msg));
+    if (o->type != MSGPACK_OBJECT_ARRAY || o->via.array.size < 5 || !row_number(c, &o->via.array.ptr[0], &n)) return;
+    const msgpack_object *part = &o->via.array.ptr[1];
+    if (part->type != MSGPACK_OBJECT_POSITIVE_INTEGER || part->via.u64 >= 1u << 20) return;
+    refuse(c, n, (uint32_t)part->via.u64, parts_at(o, 4), text_of(&o->via.array.ptr[2], reason, sizeof reason),
+           text_of(&o->via.array.ptr[3], msg, sizeof msg));
 }
 
 static void each_ok(sl_feed_client *c, const msgpack_object *o) {
     uint64_t n;
-    if (row_number(c, o, &n)) durable_row(c, n);
+    if (row_number(c, o, &n)) finish_row(c, n, 0, NULL, NULL);
 }
 
-static void each_lost(sl_feed_client *c, const msgpack_object *o) { /* [n, verdict, detail] */
+static void each_lost(sl_feed_client *c, const msgpack_object *o) { /* [n, verdict, detail, count] */
     uint64_t n;
     char reason[64], msg[1024];
-    if (o->type != MSGPACK_OBJECT_ARRAY || o->via.array.size < 3 || !row_number(c, &o->via.array.ptr[0], &n)) return;
-    reject(c, n, text_of(&o->via.array.ptr[1], reason, sizeof reason), text_of(&o->via.array.ptr[2], msg, sizeof msg));
+    if (o->type != MSGPACK_OBJECT_ARRAY || o->via.array.size < 4 || !row_number(c, &o->via.array.ptr[0], &n)) return;
+    finish_row(c, n, parts_at(o, 3), text_of(&o->via.array.ptr[1], reason, sizeof reason),
+               text_of(&o->via.array.ptr[2], msg, sizeof msg));
 }
 
 static int on_error(sl_feed_client *c, const msgpack_object *m, sl_err *err) {
@@ -470,6 +516,25 @@ void sl_feed_client_flush(sl_feed_client *c) {
 const sl_feed_counts *sl_feed_client_counts(const sl_feed_client *c) {
     return &c->k;
 }
+bool sl_feed_client_full(const sl_feed_client *c) {
+    return c->full;
+}
+uint64_t sl_feed_client_ahead(const sl_feed_client *c) {
+    return c->ahead;
+}
+uint64_t sl_feed_client_line(const sl_feed_client *c) {
+    return c->n + 1;
+}
+
+uint64_t sl_feed_client_needed(sl_feed_client *c) {
+    for (; c->final_rows < c->n; c->final_rows++) {
+        uint32_t s = c->rows[c->final_rows].state;
+        if (s == SL_FR_NEW || s == SL_FR_SENT || s == SL_FR_ACCEPTED) return c->rows[c->final_rows].off;
+    }
+    /* (an open line that is too long already will not be read) */
+    return c->full || c->scanned - c->line_at > MAX_LINE ? c->scanned : c->line_at;
+}
+
 bool sl_feed_client_refused(const sl_feed_client *c) {
     return c->draining;
 }

@@ -63,6 +63,7 @@ class Feed:
         self.held = {}                     # row number -> packed ROW, not yet sent
         self.open = {}                     # the same, accepted and not yet durable
         self.durable = set()
+        self.parts = {}                    # row number -> accepted parts, when there are several
         self.refused = []                  # (row, reason, sentence)
         self.flushed = self.flushing = False
         self._connect()
@@ -111,7 +112,10 @@ class Feed:
         return list(self.refused)
 
     def counts(self):
-        return {"durable": len(self.durable), "accepted": len(self.open), "rejected": len({r[0] for r in self.refused}),
+        """Rows by what became of them; partly: rows of several parts of which some were rejected (durable ones)."""
+        bad = {r[0] for r in self.refused}
+        return {"durable": len(self.durable), "accepted": len(self.open), "partly": len(bad & self.durable),
+                "rejected": len(bad - self.durable - set(self.open)),
                 "unanswered": len(self.sent) + len(self.held)}
 
     # ---- the protocol ----
@@ -189,19 +193,21 @@ class Feed:
                 raise FeedError("the service speaks version %s of the protocol, this client %d" % (m["v"], VERSION))
             self.credit = m["credit"]
         elif t == "ack":
-            for n, _parts, _tokens in m["acc"]:
-                self._taken(n)
-            for n in m["known"]:
-                self._taken(n)
-            for n, part, reason, text in m["rej"]:
+            for n, parts, _tokens in m["acc"]:
+                self._taken(n, parts)
+            for n, parts in m["known"]:
+                self._taken(n, parts)
+            for n, _part, reason, text, _count in m["rej"]:
                 self.sent.pop(n, None)
                 self.refused.append((n, reason, text))
         elif t == "done":
             for n in m["ok"]:
                 self._closed(n)
                 self.durable.add(n)
-            for n, verdict, text in m["rej"]:
+            for n, verdict, text, count in m["rej"]:
                 self._closed(n)
+                if count < self.parts.get(n, 1):
+                    self.durable.add(n)  # the other parts of the row are written
                 self.refused.append((n, verdict, text))
         elif t == "flushed":
             self.flushed, self.flushing = True, False
@@ -210,7 +216,9 @@ class Feed:
         elif t == "err":
             raise FeedError("%s: %s" % (m.get("code"), m.get("msg")))
 
-    def _taken(self, n):
+    def _taken(self, n, parts):
+        if parts > 1:
+            self.parts[n] = parts
         entry = self.sent.pop(n, None)
         if entry is not None and n not in self.durable:
             self.open[n] = entry

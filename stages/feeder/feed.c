@@ -18,7 +18,7 @@ enum { MAX_CLIENTS = 65536, MAX_REPLIES = 64, MAX_IDENTITY = 255, SYNC_MS = 5, R
 
 typedef struct refusal {
     uint64_t row;
-    uint32_t part;
+    uint32_t part, count;
     sl_reason reason;
     char *msg;
 } refusal;
@@ -28,6 +28,7 @@ typedef struct accepted {
 } accepted;
 typedef struct lost {
     uint64_t row;
+    uint32_t count;
     uint8_t verdict;
 } lost;
 
@@ -48,7 +49,7 @@ typedef struct client {
     uint32_t dataset, outstanding;
     uint64_t last_ns;
     VEC(accepted) acc;
-    VEC(uint64_t) known;
+    VEC(accepted) known;
     VEC(refusal) rej;
     VEC(uint64_t) ok;
     VEC(lost) bad;
@@ -196,15 +197,20 @@ static void pack_ack(msgpack_packer *pk, const client *c) {
     }
     sl_wire_key(pk, "known");
     msgpack_pack_array(pk, c->known.n);
-    for (size_t i = 0; i < c->known.n; i++) msgpack_pack_uint64(pk, c->known.v[i]);
+    for (size_t i = 0; i < c->known.n; i++) {
+        msgpack_pack_array(pk, 2);
+        msgpack_pack_uint64(pk, c->known.v[i].row);
+        msgpack_pack_uint32(pk, c->known.v[i].parts);
+    }
     sl_wire_key(pk, "rej");
     msgpack_pack_array(pk, c->rej.n);
     for (size_t i = 0; i < c->rej.n; i++) {
-        msgpack_pack_array(pk, 4);
+        msgpack_pack_array(pk, 5);
         msgpack_pack_uint64(pk, c->rej.v[i].row);
         msgpack_pack_uint32(pk, c->rej.v[i].part);
         pack_text(pk, sl_reason_name(c->rej.v[i].reason));
         pack_text(pk, c->rej.v[i].msg ? c->rej.v[i].msg : "");
+        msgpack_pack_uint32(pk, c->rej.v[i].count);
     }
 }
 
@@ -217,10 +223,11 @@ static void pack_done(msgpack_packer *pk, const client *c) {
     sl_wire_key(pk, "rej");
     msgpack_pack_array(pk, c->bad.n);
     for (size_t i = 0; i < c->bad.n; i++) {
-        msgpack_pack_array(pk, 3);
+        msgpack_pack_array(pk, 4);
         msgpack_pack_uint64(pk, c->bad.v[i].row);
         pack_text(pk, sl_verdict_name((sl_verdict)c->bad.v[i].verdict));
         pack_text(pk, "rejected after it was computed; the quarantine folder of the store has the details");
+        msgpack_pack_uint32(pk, c->bad.v[i].count);
     }
 }
 
@@ -285,7 +292,7 @@ void sl_feed_done(void *feed, const sl_entry *e) {
     client *c = client_at(f, e->owner);
     if (!c || !e->rows) return;
     if (e->verdict)
-        (void)PUSH(c->bad, (lost){e->row, e->verdict});
+        (void)PUSH(c->bad, (lost){e->row, e->bad, e->verdict});
     else
         (void)PUSH(c->ok, e->row);
 }
@@ -507,6 +514,11 @@ static int journal(sl_feed *f, sl_job *j, sl_err *err) {
     return sl_intake_add(f->cfg.intake, j->dataset, j->row, j->content, &j->out, j->client, err);
 }
 
+static void refused_before(client *c, uint64_t row, const sl_entry *e) {
+    (void)PUSH(c->rej, (refusal){row, 0, e->parts - e->rows, (sl_reason)e->reason,
+                                 strdup("refused when it was pushed before, with the same content")});
+}
+
 static void answer_known(sl_feed *f, client *c, sl_job *j) {
     sl_entry *e;
     char msg[160];
@@ -514,20 +526,20 @@ static void answer_known(sl_feed *f, client *c, sl_job *j) {
     case SL_IN_KNOWN:
         f->st.known++;
         e->owner = j->client;
-        (void)PUSH(c->known, j->row);
+        (void)PUSH(c->known, (accepted){.row = j->row, .parts = e->rows});
+        if (e->parts > e->rows) refused_before(c, j->row, e);
         if (!e->left) sl_feed_done(f, e);
         return;
     case SL_IN_REFUSED:
         f->st.known++;
-        (void)PUSH(c->rej, (refusal){j->row, 0, (sl_reason)e->reason,
-                                     strdup("refused when it was pushed before, with the same content")});
+        refused_before(c, j->row, e);
         return;
     default:
         f->st.conflicts++;
         f->st.reasons[SL_R_CONFLICT]++;
         snprintf(msg, sizeof msg, "row %llu of this data set was pushed before with other content; that one is kept",
                  (unsigned long long)j->row);
-        (void)PUSH(c->rej, (refusal){j->row, 0, SL_R_CONFLICT, strdup(msg)});
+        (void)PUSH(c->rej, (refusal){j->row, 0, 1, SL_R_CONFLICT, strdup(msg)});
     }
 }
 
@@ -545,7 +557,7 @@ static void answer_new(sl_feed *f, client *c, sl_job *j) {
         f->st.parts_refused++;
         f->st.reasons[p->reason]++;
         if (c) {
-            (void)PUSH(c->rej, (refusal){j->row, i, p->reason, p->why});
+            (void)PUSH(c->rej, (refusal){j->row, i, 1, p->reason, p->why});
             p->why = NULL;
         }
     }

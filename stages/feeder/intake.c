@@ -441,6 +441,7 @@ static int on_commit(void *arg, const void *rec, sl_err *err) {
     in->done[c->seq / 8] |= (uint8_t)(1u << (c->seq & 7));
     in->committed++;
     sl_entry *e = &in->entries[in->entry_of[c->seq]];
+    e->bad += c->kind == SL_CM_REJECT;
     if (c->kind == SL_CM_REJECT && !e->verdict) e->verdict = c->verdict < SL_V_N ? (uint8_t)c->verdict : SL_V_COUNT;
     if (e->left && --e->left == 0 && !e->more && in->done_cb) in->done_cb(in->done_arg, e);
     return SL_OK;

@@ -34,6 +34,7 @@ typedef struct sl_entry { /* a pushed row */
     uint32_t parts;  /* part records seen, accepted and refused */
     uint32_t rows;   /* of these, accepted */
     uint32_t left;   /* accepted and not yet in commit.log */
+    uint32_t bad;    /* accepted, then rejected by a verdict */
     uint32_t owner;  /* whom to tell when it is done; the caller's number, 0 = nobody */
     uint16_t reason; /* last refusal */
     uint8_t verdict; /* first sl_verdict of its parts that is not OK */
