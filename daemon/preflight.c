@@ -150,6 +150,12 @@ static int rank_plan(sl_preflight *p, const sl_config *c, int tp, sl_err *err) {
                    2 * (uint64_t)s->kv_heads * (uint64_t)s->head_dim;
     uint64_t mlp = 3 * (uint64_t)s->inter;
     if ((uint64_t)s->moe_inter * (uint64_t)s->top_k * 3 > mlp) mlp = (uint64_t)s->moe_inter * (uint64_t)s->top_k * 3;
+    if (!p->on_host && s->top_k) { /* room for every pair that could be this rank's */
+        uint64_t local = (uint64_t)s->experts / (uint64_t)tp, pairs = (uint64_t)s->top_k;
+        if (s->experts % tp == 0 && local < pairs) pairs = local;
+        uint64_t rows = pairs * (H + 2 * (uint64_t)s->moe_inter) * (uint64_t)tp;
+        if (rows > mlp) mlp = rows;
+    }
     p->rank_weights = p->model.weight_bytes;
     p->rank_workspace = 2 * t * H * act + mt * act * (3 * H + (qkv + mlp) / (uint64_t)tp + 1) +
                         p->model.prepared_bytes + (uint64_t)b->max_length * 512 +
@@ -186,14 +192,23 @@ static int resolve_parallel(sl_preflight *p, sl_config *c, sl_err *err) {
     if (b->dp > SL_MAX_GROUPS || b->dp * b->tp > SL_MAX_RANKS)
         return sl_err_set(err, SL_ECONFIG, "[parallel] %u groups of %u ranks are more than %d ranks", b->dp, b->tp,
                           SL_MAX_RANKS);
-    if (!p->on_host && b->dp * b->tp > (uint32_t)gpus)
-        return sl_err_set(err, SL_ECONFIG, "[parallel] %u groups of %u ranks need %u GPUs, there are %d", b->dp, b->tp,
-                          b->dp * b->tp, gpus);
+    uint32_t ranks = b->dp * b->tp;
+    if (!p->on_host && ranks > (uint32_t)gpus)
+        note(p, "%u ranks share %d GPU%s: a test of widths, not of speed (sums go through host memory)", ranks, gpus,
+             gpus == 1 ? "" : "s");
     if (!b->threads) {
         long cpus = sysconf(_SC_NPROCESSORS_ONLN);
         b->threads = p->on_host && cpus > (long)(b->dp * b->tp) ? (uint32_t)cpus / (b->dp * b->tp) : 1;
     }
-    return rank_plan(p, c, (int)b->tp, err);
+    int rc = rank_plan(p, c, (int)b->tp, err);
+    uint64_t sharing = gpus ? (ranks + (uint32_t)gpus - 1) / (uint32_t)gpus : 0;
+    if (!rc && sharing && sharing * p->rank_weights > gpu_bytes)
+        rc = sl_err_set(err, SL_ECONFIG,
+                        "the weights do not fit: %llu rank%s a GPU x %llu MiB, %llu MiB free; use more [parallel] "
+                        "ranks on more GPUs",
+                        (unsigned long long)sharing, sharing == 1 ? "" : "s",
+                        (unsigned long long)(p->rank_weights / MIB), (unsigned long long)(gpu_bytes / MIB));
+    return rc;
 }
 
 /* About 1 MiB a chunk on the cpu, 14 MiB on a GPU: large enough for one full-speed copy, small enough to rotate. */

@@ -108,6 +108,20 @@ typedef struct sl_moe {
     int32_t bf16_accumulate;   /* Qwen3-MoE: each weighted expert output rounded to bf16, summed in ascending expert order in bf16 */
 } sl_moe;
 
+/* Random weights made in place (stages/compute/random.h says what each element is). Unit u of row r of matrix e has the
+ * index i = ((e0 + e) * full_rows + row0 + r) * full_units + unit0 + u; units lie tight at dst in the order e, r, u. */
+typedef enum {
+    SL_FILL_F32, SL_FILL_BF16, /* dev * normal(i) */
+    SL_FILL_WORDS,             /* 8 random bytes */
+    SL_FILL_SCALE_BF16         /* dev * (0.75 + 0.5 * uniform(i)) */
+} sl_fill_kind;
+typedef struct sl_fill {
+    sl_fill_kind kind;
+    uint64_t key;
+    float dev;
+    int64_t e0, e_n, full_rows, row0, rows, full_units, unit0, units;
+} sl_fill;
+
 typedef struct sl_ops sl_ops;
 struct sl_ops {
     const char *name;  /* "cpu" or "cuda" */
@@ -159,6 +173,9 @@ struct sl_ops {
     int (*capture_done)(void *ctx, uint64_t ticket, int *done, sl_err *err); /* non-blocking query */
     int (*capture_wait)(void *ctx, uint64_t ticket, sl_err *err);
     int (*register_arena)(void *ctx, void *base, uint64_t bytes, sl_err *err); /* cudaHostRegister; CPU: nothing */
+    /* out = round(out + x * W^T): a shared expert onto the routed sum. NULL: use linear and add. */
+    int (*linear_add)(void *ctx, void *out, int64_t out_stride, const void *x, int64_t x_stride, int64_t T, const sl_mat *w, sl_err *err);
+    int (*fill)(void *ctx, void *dst, const sl_fill *f, sl_err *err); /* NULL: this backend has none */
     void (*destroy)(sl_ops *ops);
 };
 

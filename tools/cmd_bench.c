@@ -1,6 +1,7 @@
 /* sluice bench WHAT: one JSON object on stdout. One row a bench in the table at the end. */
 #include "tools/cli.h"
 #include "tools/commands.h"
+#include "tools/bench_op.h"
 #include "tools/bench_store.h"
 #include "tools/bench_tokenize.h"
 #include "stages/compute/bench.h"
@@ -19,7 +20,7 @@ static int print_json(json_t *j) {
 
 /* ---- forward, capture ---- */
 static struct {
-    const char *config, *layers, *weights, *precision, *experts, *backend, *format;
+    const char *config, *layers, *weights, *precision, *experts, *backend, *format, *lengths;
     uint64_t rank_of, threads, rows, length, warmup, repeat, micro_tokens, chunk_rows, seed;
 } fo = {.layers = "eagle3",
         .weights = "random",
@@ -58,6 +59,9 @@ static const sl_cli_opt forward_opts[] = {
     {"Work", 0, SL_CLI_HEAD, NULL, NULL, NULL},
     {"rows", 0, SL_CLI_U64, "N", "rows in the batch (default 4)", &fo.rows, .min = 1, .max = 65536},
     {"length", 0, SL_CLI_U64, "T", "tokens a row (default 512)", &fo.length, .min = 1, .max = 1 << 22},
+    {"lengths", 0, SL_CLI_STR, "T[xN],...",
+     "a batch of mixed lengths in place of --rows and --length: 2048x4,512x8 is four rows of 2048 and eight of 512",
+     &fo.lengths},
     {"micro-tokens", 0, SL_CLI_U64, "N", "tokens a micro-batch, 0 = the whole batch (default 0)", &fo.micro_tokens},
     {"chunk-rows", 0, SL_CLI_U64, "N", "tokens a captured chunk (default 256)", &fo.chunk_rows, .min = 1,
      .max = 1 << 20},
@@ -107,6 +111,8 @@ static json_t *forward_json(const char *what, const sl_bench_result *r) {
                   "layers_run", (int)r->layers_run, "rows", (json_int_t)fo.rows, "length", (json_int_t)fo.length,
                   "n_layers", (int)r->n_layers, "width", (int)r->width, "captures", (int)r->n_captures, "params",
                   (json_int_t)r->params, "weight_bytes", (json_int_t)r->weight_bytes, "load_s", r->load_s);
+    if (fo.lengths) json_object_set_new(j, "lengths", json_string(fo.lengths));
+    json_object_set_new(j, "tokens", json_integer((json_int_t)r->tokens));
     json_object_set_new(j, "rank_of", json_integer((json_int_t)fo.rank_of));
     json_object_set_new(j, "weights", json_string(fo.weights));
     json_object_set_new(j, "workspace_bytes", json_integer((json_int_t)r->workspace_bytes));
@@ -123,6 +129,27 @@ static json_t *forward_json(const char *what, const sl_bench_result *r) {
         json_object_set_new(j, "capture_mb_s", json_real(r->capture_bytes_per_token * r->capture_median_tok_s / 1e6));
     }
     return j;
+}
+
+/* "2048x4,512x8" into row lengths; 0 when it is not that. Returns the number of rows. */
+static int32_t parse_lengths(const char *s, int32_t *out, int32_t cap, int32_t *longest) {
+    int32_t n = 0;
+    for (;;) {
+        char *end;
+        unsigned long T = strtoul(s, &end, 10), times = 1;
+        if (end == s || T < 1 || T > 1u << 22) return 0;
+        if (*end == 'x') {
+            s = end + 1;
+            times = strtoul(s, &end, 10);
+            if (end == s) return 0;
+        }
+        if (times < 1 || times > (unsigned long)(cap - n)) return 0;
+        if ((int32_t)T > *longest) *longest = (int32_t)T;
+        while (times--) out[n++] = (int32_t)T;
+        if (!*end) return n;
+        if (*end != ',') return 0;
+        s = end + 1;
+    }
 }
 
 static int run_forward(const sl_cli *cli, const char *what, int argc, char **argv) {
@@ -149,6 +176,17 @@ static int run_forward(const sl_cli *cli, const char *what, int argc, char **arg
                        .seed = fo.seed};
     sl_err err = {0};
     sl_bench_result r;
+    static int32_t lengths[4096];
+    if (fo.lengths) {
+        o.length = 0;
+        o.rows = parse_lengths(fo.lengths, lengths, (int32_t)(sizeof lengths / sizeof *lengths), &o.length);
+        o.lengths = lengths;
+        if (!o.rows) {
+            sl_err_set(&err, SL_EUSAGE, "--lengths %s: expected lengths such as 2048x4,512x8, at most 4096 rows",
+                       fo.lengths);
+            return sl_cli_fail(&err);
+        }
+    }
     if (sl_bench_forward(&r, &o, &err)) return sl_cli_fail(&err);
     return print_json(forward_json(what, &r));
 }
@@ -287,6 +325,10 @@ static const struct {
     {"forward", bench_forward, "forward pass, tokens a second"},
     {"nll", bench_nll, "teacher NLL of given token rows"},
     {"capture", bench_capture, "forward pass with and without capture"},
+    {"attention", sl_bench_cmd_attention, "causal attention alone, TFLOP/s"},
+    {"gemm", sl_bench_cmd_gemm, "a dense product alone, TFLOP/s"},
+    {"moe", sl_bench_cmd_moe, "a block of experts, TFLOP/s"},
+    {"allreduce", sl_bench_cmd_allreduce, "sums over ranks, GB/s"},
     {"store", sl_bench_cmd_store, "writer throughput, commits included"},
     {"codec", sl_bench_cmd_codec, "compression ratio and speed of one thread"},
     {"tokenize", sl_bench_cmd_tokenize, "text to token ids on one thread"},

@@ -106,7 +106,7 @@ static bool vectors_ok(const sl_attn *a, const void *o, const void *q, const voi
 
 int sl_cuda_attention(SlCuda *c, void *o, const void *q, const void *k, const void *v, const int32_t *cu, int32_t S,
                       const sl_attn *a, sl_err *err) {
-    TileList *l;
+    TileList *l = nullptr;
     int rc;
     const bool fast = c->act == SL_BF16 && vectors_ok(a, o, q, k, v);
     const bool wg = fast && c->cc == 90 && sl_attention_wgmma_rows(a->dqk, a->dv);

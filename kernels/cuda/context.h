@@ -125,11 +125,15 @@ int sl_cuda_embed(SlCuda *c, void *out, const int32_t *ids, int64_t T, const sl_
 /* `w` as the products take it: itself when it is in the activation type already, else converted into `scratch`, which
  * must hold n * k elements of the activation type. */
 int sl_cuda_as_act(SlCuda *c, sl_mat *out, const sl_mat *w, void *scratch, sl_err *err);
+/* random.cu */
+int sl_cuda_fill(SlCuda *c, void *dst, const sl_fill *f, sl_err *err);
 /* gemm.cu */
 int sl_cuda_gemm_open(SlCuda *c, sl_err *err);
 void sl_cuda_gemm_close(SlCuda *c);
 int sl_cuda_linear(SlCuda *c, void *out, int64_t os, const void *x, int64_t xs, int64_t T, const sl_mat *w,
                    const float *bias, sl_err *err);
+int sl_cuda_linear_add(SlCuda *c, void *out, int64_t os, const void *x, int64_t xs, int64_t T, const sl_mat *w,
+                       sl_err *err);
 /* out f32 [T, n] from x (act) and w (act): router and teacher logits */
 int sl_cuda_linear_f32out(SlCuda *c, float *out, int64_t os, const void *x, int64_t xs, int64_t T, const sl_mat *w,
                           sl_err *err);

@@ -126,6 +126,13 @@ static int op_register_arena(void *ctx, void *base, uint64_t bytes, sl_err *err)
     SL_CU(cudaHostRegister(base, bytes, cudaHostRegisterDefault));
     return 0;
 }
+static int op_linear_add(void *ctx, void *out, int64_t os, const void *x, int64_t xs, int64_t T, const sl_mat *w,
+                         sl_err *err) {
+    return sl_cuda_linear_add(C, out, os, x, xs, T, w, err);
+}
+static int op_fill(void *ctx, void *dst, const sl_fill *f, sl_err *err) {
+    return sl_cuda_fill(C, dst, f, err);
+}
 static void op_destroy(sl_ops *ops) {
     SlCuda *c = (SlCuda *)ops->ctx;
     if (c->stream) cudaStreamSynchronize(c->stream);
@@ -172,6 +179,8 @@ static const sl_ops table = {
     .capture_done = op_capture_done,
     .capture_wait = op_capture_wait,
     .register_arena = op_register_arena,
+    .linear_add = op_linear_add,
+    .fill = op_fill,
     .destroy = op_destroy,
 };
 

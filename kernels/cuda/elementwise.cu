@@ -78,6 +78,43 @@ __global__ void rope_kernel(T *x, int64_t stride, int heads, int64_t head_stride
     *pb = from_f<T>(b * c.x + a * c.y);
 }
 
+/* The same for 16-byte accesses: 8 pairs a thread (interleaved: 4, which are 8 neighbours). */
+template <class T, bool IL>
+__global__ void rope_vec_kernel(T *x, int64_t stride, uint32_t heads, int64_t head_stride, int off, uint32_t half,
+                                const float2 *cs, const int32_t *pos, uint32_t n) {
+    constexpr int P = IL ? 4 : 8;
+    const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    const uint32_t per = half / P, th = i / per, p = (i - th * per) * P, t = th / heads, h = th - t * heads;
+    T *v = x + t * stride + h * head_stride + off + (IL ? 2 * p : p);
+    const float4 *row = reinterpret_cast<const float4 *>(cs + (int64_t)pos[t] * half + p);
+    float c[P], s[P];
+#pragma unroll
+    for (int j = 0; j < P / 2; j++) {
+        const float4 f = row[j];
+        c[2 * j] = f.x, s[2 * j] = f.y, c[2 * j + 1] = f.z, s[2 * j + 1] = f.w;
+    }
+    if constexpr (IL) {
+        float a[8];
+        load8(v, a);
+#pragma unroll
+        for (int j = 0; j < P; j++) {
+            const float u = a[2 * j], w = a[2 * j + 1];
+            a[2 * j] = u * c[j] - w * s[j], a[2 * j + 1] = w * c[j] + u * s[j];
+        }
+        store8(v, a);
+    } else {
+        float a[8], b[8];
+        load8(v, a), load8(v + half, b);
+#pragma unroll
+        for (int j = 0; j < P; j++) {
+            const float u = a[j], w = b[j];
+            a[j] = u * c[j] - w * s[j], b[j] = w * c[j] + u * s[j];
+        }
+        store8(v, a), store8(v + half, b);
+    }
+}
+
 /* k[t][h] = kv[t][h][0..nope) ‖ k_pe[t]; one thread an element (VEC of them). */
 template <class T, int VEC>
 __global__ void mla_k_kernel(T *k, const T *kv, const T *pe, int64_t pe_stride, int heads, int nope, int rope, int v,
@@ -85,8 +122,14 @@ __global__ void mla_k_kernel(T *k, const T *kv, const T *pe, int64_t pe_stride, 
     const int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
     const int dk = nope + rope, per = dk / VEC;
     if (i >= n) return;
-    const int e = (int)(i % per) * VEC;
-    const int64_t th = i / per, t = th / heads;
+    int e;
+    int64_t th, t;
+    if (n < (1ll << 31)) {
+        const uint32_t j = (uint32_t)i, q = j / (uint32_t)per;
+        e = (int)(j - q * (uint32_t)per) * VEC, th = q, t = q / (uint32_t)heads;
+    } else {
+        e = (int)(i % per) * VEC, th = i / per, t = th / heads;
+    }
     const T *src = e < nope ? kv + th * (nope + v) + e : pe + t * pe_stride + (e - nope);
     T *dst = k + th * dk + e;
     if constexpr (VEC == 8) {
@@ -118,7 +161,14 @@ template <class T, int VEC>
 __global__ void glu_kernel(T *out, const T *g, int64_t gs, const T *u, int64_t us, int64_t I, int64_t n, int kind,
                            float limit) {
     for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x) {
-        const int64_t per = I / VEC, t = i / per, e = i % per * VEC;
+        int64_t t, e;
+        if (n < (1ll << 31)) { /* a 64-bit division costs as much as the loads */
+            const uint32_t per = (uint32_t)(I / VEC), u32 = (uint32_t)i, q = u32 / per;
+            t = q, e = (int64_t)(u32 - q * per) * VEC;
+        } else {
+            const int64_t per = I / VEC;
+            t = i / per, e = i % per * VEC;
+        }
         if constexpr (VEC == 8) {
             float a[8], b[8];
             load8(g + t * gs + e, a), load8(u + t * us + e, b);
@@ -181,7 +231,25 @@ int sl_cuda_add(SlCuda *c, void *h, const void *a, int64_t n, sl_err *err) {
 int sl_cuda_rope(SlCuda *c, void *x, int64_t stride, int64_t T, int32_t heads, int64_t head_stride, int32_t off,
                  int32_t rope_dim, const float *cs, const int32_t *pos, sl_rope_kind kind, sl_err *err) {
     const int half = rope_dim / 2, il = kind == SL_ROPE_INTERLEAVED;
-    const int64_t n = T * heads * half;
+    const int64_t n = T * heads * half, vectors = n / (il ? 4 : 8);
+    if ((stride | head_stride | off | half) % 8 == 0 && aligned16(x) && aligned16(cs) && vectors < (1ll << 31)) {
+        const unsigned b = blocks_for(vectors, 256);
+        const float2 *t = (const float2 *)cs;
+        if (c->act == SL_F32 && il)
+            rope_vec_kernel<float, true><<<b, 256, 0, c->stream>>>((float *)x, stride, heads, head_stride, off, half, t,
+                                                                   pos, (uint32_t)vectors);
+        else if (c->act == SL_F32)
+            rope_vec_kernel<float, false><<<b, 256, 0, c->stream>>>((float *)x, stride, heads, head_stride, off, half,
+                                                                    t, pos, (uint32_t)vectors);
+        else if (il)
+            rope_vec_kernel<bf16, true>
+                <<<b, 256, 0, c->stream>>>((bf16 *)x, stride, heads, head_stride, off, half, t, pos, (uint32_t)vectors);
+        else
+            rope_vec_kernel<bf16, false>
+                <<<b, 256, 0, c->stream>>>((bf16 *)x, stride, heads, head_stride, off, half, t, pos, (uint32_t)vectors);
+        SL_LAUNCHED("rope");
+        return 0;
+    }
     if (c->act == SL_F32)
         rope_kernel<float><<<blocks_for(n, 256), 256, 0, c->stream>>>((float *)x, stride, heads, head_stride, off, half,
                                                                       (const float2 *)cs, pos, il, n);

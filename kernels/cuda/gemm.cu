@@ -1,7 +1,11 @@
 /* gemm: dense products by cuBLASLt. For each shape (rows rounded up to a bucket, n, k, types) the library's first
- * choices are timed on the real operands the first time it is met, and the best is kept; the choices go to a small text
- * file so that the next start finds them ($SLUICE_CACHE_DIR, else $XDG_CACHE_HOME/sluice, else ~/.cache/sluice; absent
- * or unwritable: measured again). f32 runs in full fp32 (no TF32). */
+ * choices are timed on the real operands the first time it is met, and the best is kept in a small text file
+ * ($SLUICE_CACHE_DIR, else $CACHE_DIRECTORY, else $XDG_CACHE_HOME/sluice, else ~/.cache/sluice).
+ *
+ * Two algorithms may differ in the last bit, so a choice must not depend on who asks or when: it is made under a lock
+ * on the file and written at once, and every rank and every later life of this machine takes it from there. Without a
+ * writable file, and for the router (where ranks that disagree in the last bit could send a token to different
+ * experts), the library's own first choice is taken. f32 runs in full fp32 (no TF32). */
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -9,6 +13,8 @@
 #include <map>
 #include <string>
 #include <tuple>
+#include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include "kernels/cuda/context.h"
@@ -22,9 +28,8 @@ struct GemmKey {
     }
 };
 struct SlGemmCache {
-    std::map<GemmKey, cublasLtMatmulAlgo_t> algos;
-    std::string path;
-    bool dirty = false;
+    std::map<GemmKey, cublasLtMatmulAlgo_t> algos, sums; /* sums: of products that add to their output */
+    std::string path;                                    /* empty: nothing is timed */
     cudaEvent_t a = nullptr, b = nullptr;
 };
 
@@ -49,6 +54,8 @@ static std::string cache_path(const SlCuda *c) {
     std::string dir;
     if (const char *d = getenv("SLUICE_CACHE_DIR"))
         dir = d;
+    else if (const char *s = getenv("CACHE_DIRECTORY"))
+        dir = s;
     else if (const char *x = getenv("XDG_CACHE_HOME"))
         dir = std::string(x) + "/sluice";
     else if (const char *h = getenv("HOME"))
@@ -73,21 +80,32 @@ static void cache_load(SlGemmCache *g) {
     }
     fclose(f);
 }
-static void cache_save(const SlGemmCache *g) {
-    if (g->path.empty() || !g->dirty) return;
-    const std::string tmp = g->path + ".tmp" + std::to_string((long)getpid());
-    FILE *f = fopen(tmp.c_str(), "w");
-    if (!f) return;
-    for (const auto &e : g->algos) {
-        const GemmKey &k = e.first;
-        fprintf(f, "%ld %ld %ld %ld %ld %ld %d %d %d", k.m, k.n, k.k, k.lda, k.ldb, k.ldc, k.out_f32, k.f32, k.align);
-        unsigned long long w[8];
-        memcpy(w, &e.second, sizeof w);
-        for (auto x : w) fprintf(f, " %llx", x);
-        fputc('\n', f);
+/* Held while a choice is made; -1: no file can be kept. */
+static int cache_lock(SlGemmCache *g) {
+    if (g->path.empty()) return -1;
+    const int fd = open(g->path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    if (fd < 0 || flock(fd, LOCK_EX)) {
+        if (fd >= 0) close(fd);
+        g->path.clear();
+        return -1;
     }
-    fclose(f);
-    rename(tmp.c_str(), g->path.c_str());
+    return fd;
+}
+static void cache_append(int fd, const GemmKey &k, const cublasLtMatmulAlgo_t &algo) {
+    unsigned long long w[8];
+    memcpy(w, &algo, sizeof w);
+    std::string line;
+    for (long x : {(long)k.m, (long)k.n, (long)k.k, (long)k.lda, (long)k.ldb, (long)k.ldc, (long)k.out_f32, (long)k.f32,
+                   (long)k.align})
+        line += std::to_string(x) + " ";
+    for (auto x : w) {
+        char hex[20];
+        snprintf(hex, sizeof hex, " %llx", x);
+        line += hex;
+    }
+    line += '\n';
+    lseek(fd, 0, SEEK_END);
+    if (write(fd, line.data(), line.size()) < 0) return; /* a full disk: the choice holds for this life */
 }
 
 int sl_cuda_gemm_open(SlCuda *c, sl_err *err) {
@@ -103,7 +121,6 @@ int sl_cuda_gemm_open(SlCuda *c, sl_err *err) {
 }
 void sl_cuda_gemm_close(SlCuda *c) {
     if (c->gemms) {
-        cache_save(c->gemms);
         cudaEventDestroy(c->gemms->a), cudaEventDestroy(c->gemms->b);
         delete c->gemms;
     }
@@ -143,9 +160,9 @@ static cublasStatus_t go(SlCuda *c, const LtOp &op, const Call &p, const cublasL
     return cublasLtMatmul(c->lt, op.d, &one, p.w, op.w, p.x, op.x, &zero, p.out, op.o, p.out, op.o, algo, c->lt_ws,
                           c->lt_ws_bytes, c->stream);
 }
-/* Time the library's first choices on these operands and remember the best. */
-static int choose(SlCuda *c, const LtOp &op, const Call &p, const GemmKey &key, sl_err *err) {
-    constexpr int TRY = 8, REPS = 3;
+constexpr int TRY = 8, REPS = 3;
+static int candidates(SlCuda *c, const LtOp &op, const GemmKey &key, cublasLtMatmulHeuristicResult_t *r, int *n,
+                      sl_err *err) {
     cublasLtMatmulPreference_t pref;
     SL_LT(cublasLtMatmulPreferenceCreate(&pref));
     const uint32_t align = (uint32_t)key.align; /* left alone, the library takes 256 for granted */
@@ -154,15 +171,18 @@ static int choose(SlCuda *c, const LtOp &op, const Call &p, const GemmKey &key, 
         cublasLtMatmulPreferenceSetAttribute(pref, attr, &align, sizeof align);
     cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &c->lt_ws_bytes,
                                          sizeof c->lt_ws_bytes);
-    cublasLtMatmulHeuristicResult_t r[TRY];
-    int n = 0, best = 0;
-    const cublasStatus_t s = cublasLtMatmulAlgoGetHeuristic(c->lt, op.d, op.w, op.x, op.o, op.o, pref, TRY, r, &n);
+    const cublasStatus_t s = cublasLtMatmulAlgoGetHeuristic(c->lt, op.d, op.w, op.x, op.o, op.o, pref, TRY, r, n);
     cublasLtMatmulPreferenceDestroy(pref);
-    if (s != CUBLAS_STATUS_SUCCESS || n == 0)
+    if (s != CUBLAS_STATUS_SUCCESS || *n == 0)
         return sl_err_set(err, SL_EINTERNAL, "cuBLASLt offers no algorithm for %ld x %ld x %ld (status %d)",
                           (long)key.m, (long)key.n, (long)key.k, (int)s);
+    return 0;
+}
+/* Time the library's first choices on these operands. */
+static int fastest(SlCuda *c, const LtOp &op, const Call &p, const cublasLtMatmulHeuristicResult_t *r, int n, int *best,
+                   sl_err *err) {
     float least = 1e30f;
-    for (int i = 0; n > 1 && i < n; i++) {
+    for (int i = 0; i < n; i++) {
         if (go(c, op, p, &r[i].algo) != CUBLAS_STATUS_SUCCESS) continue; /* also warms it up */
         SL_CU(cudaEventRecord(c->gemms->a, c->stream));
         for (int j = 0; j < REPS; j++) (void)go(c, op, p, &r[i].algo);
@@ -170,10 +190,60 @@ static int choose(SlCuda *c, const LtOp &op, const Call &p, const GemmKey &key, 
         SL_CU(cudaEventSynchronize(c->gemms->b));
         float ms;
         SL_CU(cudaEventElapsedTime(&ms, c->gemms->a, c->gemms->b));
-        if (ms < least) least = ms, best = i;
+        if (ms < least) least = ms, *best = i;
     }
-    c->gemms->algos[key] = r[best].algo;
-    c->gemms->dirty = true;
+    return 0;
+}
+static int choose(SlCuda *c, const LtOp &op, const Call &p, const GemmKey &key, sl_err *err) {
+    cublasLtMatmulHeuristicResult_t r[TRY];
+    int n = 0, best = 0, rc = candidates(c, op, key, r, &n, err);
+    if (rc) return rc;
+    const int fd = key.out_f32 && !key.f32 ? -1 : cache_lock(c->gemms);
+    if (fd >= 0) {
+        cache_load(c->gemms); /* another rank may have chosen meanwhile */
+        if (c->gemms->algos.count(key)) {
+            close(fd);
+            return 0;
+        }
+        if (n > 1) rc = fastest(c, op, p, r, n, &best, err);
+        if (!rc) cache_append(fd, key, r[best].algo);
+        close(fd);
+    }
+    if (!rc) c->gemms->algos[key] = r[best].algo;
+    return rc;
+}
+
+/* Operands that are not 16-byte aligned (odd sizes, in tests and tiny models): the library's algorithms for them are
+ * few and one was seen to fail with an illegal instruction, and speed does not matter there. */
+constexpr int PT = 16;
+template <class In, class Out>
+__global__ void plain_kernel(Out *out, int64_t os, const In *x, int64_t xs, const In *w, int64_t ws, int64_t m,
+                             int64_t n, int64_t k, int add) {
+    __shared__ float a[PT][PT + 1], b[PT][PT + 1];
+    const int64_t row = (int64_t)blockIdx.y * PT + threadIdx.y, col = (int64_t)blockIdx.x * PT + threadIdx.x,
+                  wrow = (int64_t)blockIdx.x * PT + threadIdx.y;
+    float sum = 0;
+    for (int64_t k0 = 0; k0 < k; k0 += PT) {
+        const int64_t i = k0 + threadIdx.x;
+        a[threadIdx.y][threadIdx.x] = row < m && i < k ? to_f<In>(x[row * xs + i]) : 0.f;
+        b[threadIdx.y][threadIdx.x] = wrow < n && i < k ? to_f<In>(w[wrow * ws + i]) : 0.f;
+        __syncthreads();
+#pragma unroll
+        for (int j = 0; j < PT; j++) sum = fmaf(a[threadIdx.y][j], b[threadIdx.x][j], sum);
+        __syncthreads();
+    }
+    if (row < m && col < n) out[row * os + col] = from_f<Out>(add ? to_f<Out>(out[row * os + col]) + sum : sum);
+}
+template <class In, class Out>
+static int plain(SlCuda *c, const Call &p, const GemmKey &key, int64_t m, int add, sl_err *err) {
+    for (int64_t r = 0; r < m; r += 65535 * PT) { /* a grid's second dimension is limited */
+        const int64_t rows = std::min<int64_t>(m - r, 65535 * PT);
+        const dim3 grid((unsigned)((key.n + PT - 1) / PT), (unsigned)((rows + PT - 1) / PT));
+        plain_kernel<In, Out><<<grid, dim3(PT, PT), 0, c->stream>>>((Out *)p.out + r * key.ldc, key.ldc,
+                                                                    (const In *)p.x + r * key.lda, key.lda,
+                                                                    (const In *)p.w, key.ldb, rows, key.n, key.k, add);
+    }
+    SL_LAUNCHED("plain product");
     return 0;
 }
 
@@ -183,8 +253,24 @@ static int common_alignment(std::initializer_list<uintptr_t> v) {
     return (int)(all & -all);
 }
 
+/* Onto what is there, one rounding. Never timed: that would add several times. */
+static int product_add(SlCuda *c, const LtOp &op, const Call &p, const GemmKey &key, sl_err *err) {
+    auto it = c->gemms->sums.find(key);
+    if (it == c->gemms->sums.end()) {
+        cublasLtMatmulHeuristicResult_t r[TRY];
+        int n = 0;
+        const int rc = candidates(c, op, key, r, &n, err);
+        if (rc) return rc;
+        it = c->gemms->sums.emplace(key, r[0].algo).first;
+    }
+    const float one = 1;
+    SL_LT(cublasLtMatmul(c->lt, op.d, &one, p.w, op.w, p.x, op.x, &one, p.out, op.o, p.out, op.o, &it->second, c->lt_ws,
+                         c->lt_ws_bytes, c->stream));
+    return 0;
+}
+
 static int product(SlCuda *c, void *out, int64_t os, const void *x, int64_t xs, int64_t T, const sl_mat *w,
-                   bool out_f32, sl_err *err) {
+                   bool out_f32, bool add, sl_err *err) {
     const bool f32 = c->act == SL_F32;
     const uintptr_t elem = f32 ? 4 : 2;
     if (w->fmt != (f32 ? SL_W_F32 : SL_W_BF16))
@@ -199,20 +285,26 @@ static int product(SlCuda *c, void *out, int64_t os, const void *x, int64_t xs, 
                          f32,
                          common_alignment({(uintptr_t)x, (uintptr_t)w->data, (uintptr_t)out, (uintptr_t)xs * elem,
                                            w->row_bytes, (uintptr_t)os * (out_f32 ? 4 : elem)})};
+    const Call p = {x, w->data, out};
+    if (key.align < 16)
+        return f32       ? plain<float, float>(c, p, key, T, add, err)
+               : out_f32 ? plain<bf16, float>(c, p, key, T, add, err)
+                         : plain<bf16, bf16>(c, p, key, T, add, err);
     LtOp op;
     int rc = op_make(&op, key, T, err);
     if (rc) return rc;
-    const Call p = {x, w->data, out};
+    if (add) return product_add(c, op, p, key, err);
     auto it = c->gemms->algos.find(key);
     if (it == c->gemms->algos.end()) {
         if ((rc = choose(c, op, p, key, err))) return rc;
         it = c->gemms->algos.find(key);
     }
     cublasStatus_t s = go(c, op, p, &it->second);
-    if (s != CUBLAS_STATUS_SUCCESS) { /* an algorithm from the file or of the bucket that does not serve these rows */
-        c->gemms->algos.erase(it);
-        if ((rc = choose(c, op, p, key, err))) return rc;
-        s = go(c, op, p, &c->gemms->algos[key]);
+    if (s != CUBLAS_STATUS_SUCCESS) { /* an algorithm of the bucket that does not serve these rows */
+        cublasLtMatmulHeuristicResult_t r[TRY];
+        int n = 0;
+        if ((rc = candidates(c, op, key, r, &n, err))) return rc;
+        s = go(c, op, p, &r[0].algo);
     }
     if (s != CUBLAS_STATUS_SUCCESS) return lt_fail(err, s, "cublasLtMatmul", __LINE__);
     return 0;
@@ -225,7 +317,7 @@ template <class T> __global__ void bias_kernel(T *out, int64_t os, const float *
 
 int sl_cuda_linear(SlCuda *c, void *out, int64_t os, const void *x, int64_t xs, int64_t T, const sl_mat *w,
                    const float *bias, sl_err *err) {
-    const int rc = product(c, out, os, x, xs, T, w, false, err);
+    const int rc = product(c, out, os, x, xs, T, w, false, false, err);
     if (rc || !bias) return rc;
     /* The reference adds the bias to the f32 sum; here the product is rounded first. In bf16 that is one more rounding,
      * inside the tolerance band; in f32 it is the same. */
@@ -238,5 +330,9 @@ int sl_cuda_linear(SlCuda *c, void *out, int64_t os, const void *x, int64_t xs, 
 }
 int sl_cuda_linear_f32out(SlCuda *c, float *out, int64_t os, const void *x, int64_t xs, int64_t T, const sl_mat *w,
                           sl_err *err) {
-    return product(c, out, os, x, xs, T, w, true, err);
+    return product(c, out, os, x, xs, T, w, true, false, err);
+}
+int sl_cuda_linear_add(SlCuda *c, void *out, int64_t os, const void *x, int64_t xs, int64_t T, const sl_mat *w,
+                       sl_err *err) {
+    return product(c, out, os, x, xs, T, w, false, true, err);
 }

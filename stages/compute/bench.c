@@ -81,7 +81,9 @@ static int open_model(bench *b, sl_bench_result *r, sl_err *err) {
 
 static int open_forward(bench *b, sl_bench_result *r, sl_err *err) {
     const sl_bench_opts *o = b->o;
-    sl_forward_opts fo = {.batch_tokens = (int64_t)o->rows * o->length,
+    int64_t tokens = 0;
+    for (int32_t i = 0; i < o->rows; i++) tokens += o->lengths ? o->lengths[i] : o->length;
+    sl_forward_opts fo = {.batch_tokens = tokens,
                           .micro_tokens = o->micro_tokens,
                           .max_length = o->length,
                           .max_rows = o->rows,
@@ -104,7 +106,11 @@ static int open_forward(bench *b, sl_bench_result *r, sl_err *err) {
     if (!b->arena || !b->sums || !b->nonfinite || !b->rows || !b->ids)
         return sl_err_set(err, SL_ETEMP, "bench: out of memory");
     memset(b->arena, 0, b->arena_bytes);
-    for (int32_t i = 0; i < o->rows; i++) b->rows[i] = (sl_forward_row){.t0 = (int64_t)i * o->length, .T = o->length};
+    int64_t at = 0;
+    for (int32_t i = 0; i < o->rows; i++) {
+        b->rows[i] = (sl_forward_row){.t0 = at, .T = o->lengths ? o->lengths[i] : o->length};
+        at += b->rows[i].T;
+    }
     uint64_t x = 88172645463325252ull;
     for (int64_t t = 0; t < r->tokens; t++) {
         x ^= x << 13, x ^= x >> 7, x ^= x << 17;

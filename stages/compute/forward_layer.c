@@ -112,8 +112,8 @@ static int attention_block(sl_forward *f, const sl_layer_weights *w, const sl_la
     return lin(f, f->ws + f->at.part, f->ws + f->at.o, a.o_stride, mb->T, &w->o, &w->o_bias, err);
 }
 
-/* out = down(glu(gate(x), up(x))): the dense MLP or the shared expert */
-static int glu_mlp(sl_forward *f, const sl_layer_weights *w, void *out, int64_t T, sl_err *err) {
+/* out (+)= down(glu(gate(x), up(x))): the dense MLP or the shared expert */
+static int glu_mlp(sl_forward *f, const sl_layer_weights *w, void *out, int64_t T, int add, sl_err *err) {
     const sl_spec *s = &f->m->spec;
     sl_ops *p = f->ops;
     uint8_t *xn = f->ws + f->at.xn, *g = f->ws + f->at.gate, *u = f->ws + f->at.up;
@@ -121,7 +121,8 @@ static int glu_mlp(sl_forward *f, const sl_layer_weights *w, void *out, int64_t 
     TRY(lin(f, g, xn, s->width, T, &w->gate, NULL, err));
     TRY(lin(f, u, xn, s->width, T, &w->up, NULL, err));
     TRY(p->glu(p->ctx, g, g, I, u, I, T, I, s->glu, s->glu_limit, err));
-    return lin(f, out, g, I, T, &w->down, NULL, err);
+    return add ? p->linear_add(p->ctx, out, w->down.n, g, I, T, &w->down, err)
+               : lin(f, out, g, I, T, &w->down, NULL, err);
 }
 
 static int moe_mlp(sl_forward *f, const sl_layer_weights *w, int64_t T, sl_err *err) {
@@ -137,7 +138,8 @@ static int moe_mlp(sl_forward *f, const sl_layer_weights *w, int64_t T, sl_err *
     TRY(p->moe(p->ctx, part, xn, T, s->width, idx, weight, &w->moe, err));
     if (!w->gate.data) return 0;
     /* routed and shared partials are added here, so that the ranks reduce once */
-    TRY(glu_mlp(f, w, f->ws + f->at.shared, T, err));
+    if (p->linear_add) return glu_mlp(f, w, part, T, 1, err);
+    TRY(glu_mlp(f, w, f->ws + f->at.shared, T, 0, err));
     return p->add(p->ctx, part, f->ws + f->at.shared, T * s->width, err);
 }
 
@@ -161,6 +163,6 @@ int sl_forward_layer(sl_forward *f, const sl_layer_weights *w, const sl_layer_sp
     if (ls->mlp == SL_MLP_MOE)
         TRY(moe_mlp(f, w, mb->T, err));
     else
-        TRY(glu_mlp(f, w, f->ws + f->at.part, mb->T, err));
+        TRY(glu_mlp(f, w, f->ws + f->at.part, mb->T, 0, err));
     return finish_block(f, &w->post_mlp_norm, mb, err);
 }

@@ -140,6 +140,28 @@ void sl_random_row(const sl_want_item *it, uint64_t key, int part, int64_t e, in
     }
 }
 
+int sl_random_fill(sl_fill *f, const sl_want_item *it, uint64_t key, int part) {
+    int64_t span = 1;
+    *f = (sl_fill){.key = key,
+                   .dev = deviation(it),
+                   .e0 = it->e0,
+                   .e_n = it->e1 - it->e0,
+                   .full_rows = it->n,
+                   .row0 = it->n0,
+                   .rows = it->n1 - it->n0};
+    if (part == SL_PART_DATA && (it->fmt == SL_W_F32 || it->fmt == SL_W_BF16))
+        f->kind = it->fmt == SL_W_F32 ? SL_FILL_F32 : SL_FILL_BF16;
+    else if (part == SL_PART_DATA && it->fmt == SL_W_INT4)
+        f->kind = SL_FILL_WORDS, span = 16;
+    else if (part == SL_PART_SCALE && it->fmt == SL_W_INT4 && it->scale_dtype == SL_BF16)
+        f->kind = SL_FILL_SCALE_BF16, span = it->group, f->dev /= 4.6f;
+    else
+        return 0;
+    if (it->k % span || it->k0 % span || it->k1 % span) return 0;
+    f->full_units = it->k / span, f->unit0 = it->k0 / span, f->units = (it->k1 - it->k0) / span;
+    return 1;
+}
+
 float sl_random_vec(const sl_want_item *it, uint64_t key, uint64_t i, float neutral) {
     float g = normal(draw(key, i));
     if (it->role == SL_ROLE_NORM) return neutral + 0.1f * g;

@@ -9,6 +9,8 @@
 uint64_t sl_random_key(uint64_t seed, const char *name, int part);
 /* Row `row` (of expert e) of part p of the item, this rank's columns, as the file would hold them: part[p].piece bytes. */
 void sl_random_row(const sl_want_item *it, uint64_t key, int part, int64_t e, int64_t row, void *out);
+/* 1 and *f when the part can be made by ops->fill with the same bits (f32, bf16 and INT4 matrices), else 0. */
+int sl_random_fill(sl_fill *f, const sl_want_item *it, uint64_t key, int part);
 /* Element i of a vector; neutral: what a norm weight scatters around (1, or 0 for Gemma's 1 + w). */
 float sl_random_vec(const sl_want_item *it, uint64_t key, uint64_t i, float neutral);
 #endif

@@ -46,8 +46,9 @@ static int open_ops(rank *r, sl_err *err) {
                           r->b->elem_size, es);
     if (r->b->backend == SL_BACKEND_CPU) return sl_ops_cpu_create(&r->ops, threads_of(r->b), act, err);
 #ifdef SL_HAVE_CUDA
-    /* Ranks of all groups are numbered through: one GPU each. */
-    return sl_ops_cuda_create(&r->ops, (int)(r->st->proc - r->b->groups[0].first_rank_proc), act, err);
+    /* Ranks of all groups are numbered through: one GPU each, and round again when there are more ranks than GPUs. */
+    int gpus = sl_ops_cuda_devices(), me = (int)(r->st->proc - r->b->groups[0].first_rank_proc);
+    return sl_ops_cuda_create(&r->ops, gpus > 0 ? me % gpus : me, act, err);
 #else
     return sl_err_set(
         err, SL_ECONFIG,
@@ -114,7 +115,12 @@ static int open_collective(rank *r, sl_err *err) {
     if (b->tp == 1) return sl_coll_none_open(&r->coll, err);
     int rc = sl_coll_shm_open(&r->coll, r->g->coll_fd, (int)r->id, (int)b->tp, r->epoch, r->ops, err);
 #ifdef SL_HAVE_NCCL
-    if (!rc && b->backend == SL_BACKEND_CUDA) {
+    /* Two ranks of one communicator on one GPU are an error to NCCL. The count is the same on every rank. */
+    int own_gpu = b->backend == SL_BACKEND_CUDA && (int)(b->dp * b->tp) <= sl_ops_cuda_devices();
+    if (!rc && b->backend == SL_BACKEND_CUDA && !own_gpu)
+        sl_log(SL_WARN, "%u ranks share %d GPUs: they add up through host memory, which is slow", b->dp * b->tp,
+               sl_ops_cuda_devices());
+    if (!rc && own_gpu) {
         sl_coll *fast;
         sl_err why = {0};
         rc = sl_coll_nccl_open(&fast, r->coll, r->ops, &why);

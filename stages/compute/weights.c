@@ -371,6 +371,16 @@ static int fill_random(load *l, sl_want_item *it, uint8_t *at) {
         if (!q->rows) continue;
         uint64_t key = sl_random_key(l->o->seed, it->name, p), batch = (UINT64_C(1) << 20) / q->piece + 1;
         int64_t row0 = p == SL_PART_SCALE && it->fmt == SL_W_FP8 ? it->n0 / 128 : it->n0;
+        sl_fill f;
+        if (l->ops->fill && sl_random_fill(&f, it, key, p)) { /* made where it is used */
+            uint64_t bytes = (uint64_t)(it->e1 - it->e0) * q->rows * q->piece;
+            if ((rc = l->ops->fill(l->ops->ctx, at, &f, l->err))) return rc;
+            base[p] = at;
+            at += bytes;
+            at += -(uintptr_t)at & (PLACE_ALIGN - 1);
+            sl_loader_advance(&l->progress, bytes);
+            continue;
+        }
         uint8_t *buf = l->host ? NULL : malloc(batch * q->piece);
         if (!l->host && !buf) return sl_err_set(l->err, SL_ETEMP, "out of memory for random weights");
         base[p] = at;
