@@ -130,6 +130,12 @@ static void log_plan(daemon_state *d) {
     if (*d->pf.spec->unknown)
         sl_log(SL_WARN, "model: config.json has keys that are not known and were not used: %s; remedy: %s",
                d->pf.spec->unknown, SL_UNKNOWN_KEYS_REMEDY);
+    if (d->pf.spec->max_pos > 0 && d->cfg.boot.max_length > d->pf.spec->max_pos)
+        sl_log(SL_WARN,
+               "model: rows may have %u tokens (max_length), the model was made for %lld positions: states beyond are "
+               "what "
+               "the formulas give, not what was trained",
+               d->cfg.boot.max_length, (long long)d->pf.spec->max_pos);
 }
 
 static int log_checks(daemon_state *d, sl_err *err) {
