@@ -107,7 +107,7 @@ static bool pick_cpus(const sl_super *s, unsigned p, cpu_set_t *out) {
     const sl_boot *b = s->topo->boot;
     cpu_set_t all;
     if (!s->cfg->pin_cpus || b->procs[p].role != SL_ROLE_RANK || sched_getaffinity(0, sizeof all, &all)) return false;
-    int have = CPU_COUNT(&all), ranks = (int)(b->dp * b->tp), each = have / ranks, seen = 0;
+    int have = CPU_COUNT(&all), ranks = (int)(b->dp * b->tp), each = ranks ? have / ranks : 0, seen = 0;
     int first = (int)(p - SL_PROC_RANKS) * each;
     CPU_ZERO(out);
     for (int c = 0; each && c < CPU_SETSIZE; c++) {

@@ -259,7 +259,7 @@ static int scan_shards(job *j, sl_err *err) {
         n += !rc;
     }
     closedir(d);
-    if (n) qsort(list, n, sizeof *list, by_number);
+    if (list) qsort(list, n, sizeof *list, by_number);
     for (uint64_t i = 0; i < n; i++) {
         if (!rc && sl_store_shard_parse(list[i], &no, &open_)) rc = scan_shard(j, list[i], no, open_, err);
         free(list[i]);
