@@ -175,6 +175,7 @@ static int publish_record(daemon_state *d, sl_err *err) {
 /* Everything up to running stages. */
 static int boot(daemon_state *d, sl_err *err) {
     int rc = sl_preflight_resolve(&d->pf, &d->cfg, &d->topo, err);
+    if (rc == SL_EDATA) rc = err->code = SL_ECONFIG; /* a damaged model: starting again will not help */
     if (rc) return rc;
     log_plan(d);
     if ((rc = sl_preflight_memory(&d->pf, &d->cfg, err))) return rc;

@@ -231,6 +231,7 @@ static int check_settings(run *r, bool print, sl_err *err) {
     if (!rc) sl_config_default(c);
     for (int i = 0; !rc && i < r->n_sets; i++) rc = sl_config_set(c, r->sets[i], err);
     if (!rc) rc = sl_preflight_resolve(&p, c, t, err);
+    if (rc == SL_EDATA) rc = err->code = SL_ECONFIG; /* a damaged model cannot work; "some rows rejected" it is not */
     if (!rc && print) sl_preflight_print(&p, c, stdout);
     if (!rc) rc = sl_preflight_memory(&p, c, err);
     sl_preflight_free(&p);
