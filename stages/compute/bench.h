@@ -17,8 +17,8 @@ typedef struct sl_bench_opts {
     int tp, expert_split, threads;
     int32_t rows, length, warmup, repeat; /* length: of every row, or of the longest when `lengths` is set */
     const int32_t *lengths;               /* [rows], or NULL: all `length` */
-    int64_t micro_tokens; /* 0 = whole batch */
-    uint32_t chunk_rows;  /* capture: tokens a chunk, 0 = 256 */
+    int64_t micro_tokens;                 /* 0 = whole batch */
+    uint32_t chunk_rows;                  /* capture: tokens a chunk, 0 = 256 */
     int capture;
     uint64_t seed;
 } sl_bench_opts;
