@@ -1,6 +1,6 @@
-/* resident: pieces of mapped files brought into memory before they are used in place. Pieces are taken in the order in which
- * they lie in the files, whatever order they are wanted in, and reading runs ahead of the piece in hand by a bounded amount
- * across the ends of pieces: the device sees one long sequential read. */
+/* resident: pieces of mapped files brought into memory before they are used in place. Pieces are taken in the order in
+ * which they lie in the files, whatever order they are wanted in, and reading runs ahead of the piece in hand by a
+ * bounded amount across the ends of pieces: the device sees one long sequential read. */
 #ifndef SL_COMPUTE_RESIDENT_H
 #define SL_COMPUTE_RESIDENT_H
 #include "stages/compute/loader.h"
@@ -11,7 +11,7 @@ typedef struct sl_extent {
     uint64_t useful;    /* of these that are asked for, for the progress (a column slice has gaps) */
 } sl_extent;
 
-/* x[0..n) is sorted in place; map[file] is the whole file, mapped. Nothing can fail: a page that cannot be read now is read,
- * or faults, when it is used. */
+/* x[0..n) is sorted in place; map[file] is the whole file, mapped. Nothing can fail: a page that cannot be read now is
+ * read, or faults, when it is used. */
 void sl_resident_read(const sl_source *src, const uint8_t *const *map, sl_extent *x, uint64_t n, sl_loader_progress *p);
 #endif
