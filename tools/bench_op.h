@@ -1,4 +1,5 @@
-/* bench_op: rows of `sluice bench` that time one operation; argv[0] is the bench's name, the result is the exit code. */
+/* bench_op: rows of `sluice bench` that time one operation; argv[0] is the bench's name, the result is the exit code.
+ */
 #ifndef SL_TOOLS_BENCH_OP_H
 #define SL_TOOLS_BENCH_OP_H
 int sl_bench_cmd_attention(int argc, char **argv);
