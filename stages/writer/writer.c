@@ -472,7 +472,7 @@ static int turn(sl_writer *w, uint64_t *left_ms, sl_err *err) {
     int rc = 0;
     w->draining = atomic_load_explicit(&w->st->ctl[0].draining, memory_order_acquire);
     for (unsigned g = 0; g < w->dp && rc >= 0; g++) {
-        uint64_t val[SL_MAX_RANKS];
+        uint64_t val[SL_MAX_RANKS] = {0};
         for (unsigned r = 0; r < w->tp; r++) val[r] = sl_ring_pos(w->lanes[g].chunk[r], SL_CHUNK_VALIDATED);
         rc = take_batch(w, g, err);
         if (rc == 0) rc = sweep(w, g, val, err);
