@@ -72,7 +72,8 @@ void rig_fill(const rig *r, uint64_t seq, uint32_t k, uint32_t t0, uint32_t rows
     uint32_t H = r->m.set.width, e = r->m.set.elem_size;
     for (uint32_t t = t0; t < t0 + rows; t++)
         for (uint32_t h = 0; h < H; h++) {
-            uint64_t x = mix(mix(seq << 20 ^ (uint64_t)k << 16 ^ t) ^ h);
+            /* state 0 repeats its tokens, as an embedding does */
+            uint64_t x = mix(mix(seq << 20 ^ (uint64_t)k << 16 ^ (k ? t : t % 5)) ^ h);
             float f = ((float)(x & 0xffff) + (float)(x >> 16 & 0xffff) - 65536.f) / 32768.f *
                       ldexpf(1.f, (int)(mix(h) % 5) - 2);
             uint64_t at = (uint64_t)(t - t0) * H + h;

@@ -118,6 +118,55 @@ static void ratio_and_literals(void **state) {
     free(x);
 }
 
+/* Tokens that repeat are stored once; a table that points at what is not stored yet, or of another length, is refused.
+ */
+static void repeated_tokens(void **state) {
+    (void)state;
+    enum { T = 300, C = 64 };
+    uint16_t *x = malloc(2 * T * C);
+    for (int i = 0; i < T * C; i++) x[i] = (uint16_t)(0x3f00 + (rnd() & 0x80ff));
+    for (int t = 40; t < T; t++) memcpy(x + t * C, x + rnd() % 40 * C, 2 * C);
+    x[2 * C + C / 2 + 7] ^= 1; /* nearly token 2: its own */
+    memcpy(x + 299 * C, x + 2 * C, 2 * C);
+    x[299 * C + C - 1] ^= 1;
+    double r = round_trip(SL_CODEC_BF16, (sl_block){T, C, 2}, x);
+    assert_true(r > 6);
+    sl_codec_ctx *c;
+    sl_err err;
+    sl_block b = {T, C, 2};
+    uint64_t cap = sl_codec_bound(b), len;
+    uint32_t used, *ref = malloc(4 * T);
+    uint8_t *enc = malloc(cap), *forged = malloc(cap), *dec = malloc(2 * T * C);
+    assert_int_equal(sl_codec_ctx_new(&c, 1, &err), 0);
+    assert_int_equal(sl_codec_encode(c, SL_CODEC_BF16, b, x, enc, cap, &len, &used, &err), 0);
+    sl_bf16_head h;
+    memcpy(&h, enc, sizeof h);
+    assert_int_equal(used, SL_CODEC_BF16);
+    assert_int_equal(h.flags, SL_BF16_REPEATS);
+    assert_int_equal(ZSTD_decompress(ref, 4 * T, enc + sizeof h, h.ref_len), 4 * T);
+    for (int t = 0; t < T; t++) {
+        uint32_t keep = ref[t], bad[] = {t + 2u, UINT32_MAX, keep ? 0 : 1};
+        for (int i = 0; i < 3; i++) {
+            ref[t] = bad[i];
+            size_t n = ZSTD_compress(forged + sizeof h, cap - sizeof h - len, ref, 4 * T, 1);
+            assert_false(ZSTD_isError(n));
+            sl_bf16_head g = h;
+            g.ref_len = (uint32_t)n;
+            memcpy(forged, &g, sizeof g);
+            memcpy(forged + sizeof g + n, enc + sizeof h + h.ref_len, len - sizeof h - h.ref_len);
+            int rc = sl_codec_decode(c, used, b, forged, len - h.ref_len + n, dec, &err);
+            if (rc != SL_EDATA) fail_msg("token %d, reference %u: %d", t, bad[i], rc);
+        }
+        ref[t] = keep;
+    }
+    sl_codec_ctx_free(c);
+    free(x);
+    free(ref);
+    free(enc);
+    free(forged);
+    free(dec);
+}
+
 /* What we call zstd must be read by the zstd program. */
 static void zstd_program_reads_it(void **state) {
     (void)state;
@@ -153,8 +202,8 @@ static void zstd_program_reads_it(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest t[] = {cmocka_unit_test(every_pattern), cmocka_unit_test(odd_shapes),
-                                   cmocka_unit_test(simd_is_scalar), cmocka_unit_test(ratio_and_literals),
-                                   cmocka_unit_test(zstd_program_reads_it)};
+    const struct CMUnitTest t[] = {cmocka_unit_test(every_pattern),   cmocka_unit_test(odd_shapes),
+                                   cmocka_unit_test(simd_is_scalar),  cmocka_unit_test(ratio_and_literals),
+                                   cmocka_unit_test(repeated_tokens), cmocka_unit_test(zstd_program_reads_it)};
     return cmocka_run_group_tests(t, NULL, NULL);
 }

@@ -25,7 +25,7 @@ def mix(x):
 
 def value(seq, k, t, h):
     """store_rig.c: rig_fill, one element as bf16 bits."""
-    x = mix(mix(seq << 20 ^ k << 16 ^ t) ^ h)
+    x = mix(mix(seq << 20 ^ k << 16 ^ (t if k else t % 5)) ^ h)
     f = np.float32((np.float32(x & 0xFFFF) + np.float32(x >> 16 & 0xFFFF) - np.float32(65536)) / np.float32(32768) * np.float32(2.0 ** (mix(h) % 5 - 2)))
     return int(f.view(np.uint32)) >> 16
 

@@ -8,7 +8,7 @@
 #include <string.h>
 
 static struct {
-    const char *dir, *input, *layout, *codec;
+    const char *dir, *input, *lengths, *layout, *codec;
     uint64_t bytes, shard, threads, width, states, length, commit_mb, level, repeat;
     bool no_direct, plain;
 } o = {.dir = ".",
@@ -55,6 +55,7 @@ static const sl_cli_opt codec_opts[] = {
     {"bytes", 'b', SL_CLI_SIZE, "SIZE", "states to compress; default 256MiB", &o.bytes, .min = 1 << 20, .max = 1e12},
     {"width", 0, SL_CLI_U64, "H", "elements a token; default 4096", &o.width, .min = 1, .max = 1 << 20},
     {"input", 'i', SL_CLI_STR, "FILE", "raw bf16 states [tokens, width]; default: made", &o.input},
+    {"lengths", 0, SL_CLI_STR, "FILE", "token counts of the rows in the input; blocks end there", &o.lengths},
     {"repeat", 0, SL_CLI_U64, "N", "best of N; default 3", &o.repeat, .min = 1, .max = 100},
     {0}};
 static const sl_cli codec_cli = {
@@ -109,7 +110,8 @@ int sl_bench_cmd_codec(int argc, char **argv) {
     if (rc != SL_CLI_GO) return rc;
     sl_err err = {0};
     sl_bench_codec_result r[SL_BENCH_CODECS];
-    if (sl_bench_codec(r, o.input, o.bytes, (uint32_t)o.width, (unsigned)o.repeat, &err)) return sl_cli_fail(&err);
+    if (sl_bench_codec(r, o.input, o.lengths, o.bytes, (uint32_t)o.width, (unsigned)o.repeat, &err))
+        return sl_cli_fail(&err);
     json_t *list = json_array();
     for (int i = 0; i < SL_BENCH_CODECS; i++)
         json_array_append_new(list, json_pack("{s:s,s:f,s:f,s:f}", "codec", r[i].name, "ratio", r[i].ratio,

@@ -198,57 +198,106 @@ int sl_bench_store(sl_bench_store_result *out, const sl_bench_store_opts *o, sl_
     return rc;
 }
 
-int sl_bench_codec(sl_bench_codec_result out[SL_BENCH_CODECS], const char *input, uint64_t bytes, uint32_t width,
-                   unsigned repeat, sl_err *err) {
+/* ---- codecs ---- */
+
+static double thread_cpu(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+typedef struct cut { /* one block of the input and what became of it */
+    sl_block b;
+    uint64_t at, enc, len; /* bytes into the states, into the encoded ones; encoded length */
+    uint32_t used;
+} cut;
+
+/* Blocks as the store cuts them: whole ones, or rows of the given lengths cut at their ends and at whole blocks. */
+static int cut_blocks(cut **out, uint64_t *n, uint64_t *enc_cap, const char *lengths, uint64_t bytes, uint32_t width,
+                      sl_err *err) {
+    uint64_t rb = 2ull * width, tokens = bytes / rb, cap = 0, at = 0, left = 0;
+    uint32_t most = sl_store_block_rows(width, 2);
+    FILE *f = lengths ? fopen(lengths, "r") : NULL;
+    int rc = 0;
+    if (lengths && !f) return sl_err_sys(err, SL_EUSAGE, errno, "cannot read %s", lengths);
+    while (!rc && at < tokens) {
+        unsigned long long v = tokens - at;
+        if (!left && f && (fscanf(f, "%llu", &v) != 1 || !v || v > tokens - at)) break;
+        if (!left) left = v;
+        uint32_t rows = left < most ? (uint32_t)left : most;
+        cut *p = *n == cap ? realloc(*out, (cap = cap ? 2 * cap : 64) * sizeof *p) : *out;
+        if (!p) rc = sl_err_set(err, SL_ETEMP, "no memory");
+        if (rc) break;
+        *out = p;
+        p[*n] = (cut){.b = {rows, width, 2}, .at = at * rb, .enc = *enc_cap};
+        *enc_cap += sl_codec_bound(p[(*n)++].b);
+        at += rows;
+        left -= rows;
+    }
+    if (f) fclose(f);
+    if (!rc && !*n)
+        rc = sl_err_set(err, SL_EUSAGE, "%llu bytes of width %u make no block", (unsigned long long)bytes, width);
+    return rc;
+}
+
+static int run_codec(sl_bench_codec_result *out, uint32_t codec, int level, cut *c, uint64_t n, uint64_t step,
+                     const uint8_t *x, uint8_t *enc, uint8_t *dec, unsigned repeat, sl_err *err) {
+    sl_codec_ctx *ctx;
+    double te = 1e9, td = 1e9;
+    uint64_t raw = 0, sum = 0;
+    int rc = sl_codec_ctx_new(&ctx, level, err);
+    if (rc) return rc;
+    for (unsigned r = 0; !rc && r < repeat; r++) {
+        double t = thread_cpu();
+        raw = sum = 0;
+        for (uint64_t i = 0; !rc && i < n; i += step) {
+            rc = sl_codec_encode(ctx, codec, c[i].b, x + c[i].at, enc + c[i].enc, sl_codec_bound(c[i].b), &c[i].len,
+                                 &c[i].used, err);
+            raw += sl_block_bytes(c[i].b);
+            sum += c[i].len;
+        }
+        te = fmin(te, thread_cpu() - t);
+        t = thread_cpu();
+        for (uint64_t i = 0; !rc && i < n; i += step)
+            rc = sl_codec_decode(ctx, c[i].used, c[i].b, enc + c[i].enc, c[i].len, dec, err);
+        td = fmin(td, thread_cpu() - t);
+    }
+    for (uint64_t i = 0; !rc && i < n; i += step) {
+        rc = sl_codec_decode(ctx, c[i].used, c[i].b, enc + c[i].enc, c[i].len, dec, err);
+        if (!rc && memcmp(dec, x + c[i].at, sl_block_bytes(c[i].b)))
+            rc = sl_err_set(err, SL_EINTERNAL, "codec %s did not give back what went in", out->name);
+    }
+    sl_codec_ctx_free(ctx);
+    *out =
+        (sl_bench_codec_result){out->name, (double)raw / (double)sum, (double)raw / te / 1e9, (double)raw / td / 1e9};
+    return rc;
+}
+
+int sl_bench_codec(sl_bench_codec_result out[SL_BENCH_CODECS], const char *input, const char *lengths, uint64_t bytes,
+                   uint32_t width, unsigned repeat, sl_err *err) {
     static const struct {
         const char *name;
         uint32_t codec;
         int level;
     } kinds[SL_BENCH_CODECS] = {
         {"bf16", SL_CODEC_BF16, 1}, {"zstd-1", SL_CODEC_ZSTD, 1}, {"zstd-19", SL_CODEC_ZSTD, 19}};
-    sl_block b = {(SL_BLOCK_BYTES / 2) / width, width, 2};
-    uint64_t n_blocks = bytes / sl_block_bytes(b), cap = sl_codec_bound(b);
-    if (!b.rows || !n_blocks)
-        return sl_err_set(err, SL_EUSAGE, "%llu bytes of width %u are less than a block", (unsigned long long)bytes,
-                          width);
+    cut *c = NULL;
+    uint64_t n = 0, cap = 0;
     uint16_t *x = NULL;
-    uint8_t *enc = malloc(n_blocks * cap), *dec = malloc(sl_block_bytes(b));
-    uint64_t *len = malloc(n_blocks * sizeof *len);
-    uint32_t *used = malloc(n_blocks * sizeof *used);
-    int rc = enc && dec && len && used ? get_states(&x, n_blocks * sl_block_bytes(b), input, width, err)
-                                       : sl_err_set(err, SL_ETEMP, "no memory");
-    if (!rc) memset(enc, 1, n_blocks * cap); /* pages are there before the clock runs */
+    int rc = cut_blocks(&c, &n, &cap, lengths, bytes, width, err);
+    uint8_t *enc = rc ? NULL : malloc(cap), *dec = malloc(SL_BLOCK_BYTES);
+    if (!rc) rc = enc && dec ? get_states(&x, bytes, input, width, err) : sl_err_set(err, SL_ETEMP, "no memory");
+    if (!rc) memset(enc, 1, cap); /* pages are there before the clock runs */
     for (unsigned k = 0; !rc && k < SL_BENCH_CODECS; k++) {
-        sl_codec_ctx *c;
-        double te = 1e9, td = 1e9;
-        /* -19 is slow: four blocks, evenly spread, tell enough */
-        uint64_t sum = 0, n_use = kinds[k].level > 1 && n_blocks > 4 ? 4 : n_blocks,
-                 far = sl_block_bytes(b) * (n_blocks / n_use);
-        if ((rc = sl_codec_ctx_new(&c, kinds[k].level, err))) break;
-        for (unsigned r = 0; !rc && r < (kinds[k].level > 1 ? 1 : repeat); r++) {
-            double t = now();
-            sum = 0;
-            for (uint64_t i = 0; !rc && i < n_use; i++) {
-                rc = sl_codec_encode(c, kinds[k].codec, b, (uint8_t *)x + i * far, enc + i * cap, cap, &len[i],
-                                     &used[i], err);
-                sum += len[i];
-            }
-            te = fmin(te, now() - t);
-            t = now();
-            for (uint64_t i = 0; !rc && i < n_use; i++)
-                rc = sl_codec_decode(c, used[i], b, enc + i * cap, len[i], dec, err);
-            td = fmin(td, now() - t);
-        }
-        if (!rc && memcmp(dec, (uint8_t *)x + (n_use - 1) * far, sl_block_bytes(b)))
-            rc = sl_err_set(err, SL_EINTERNAL, "codec %s did not give back what went in", kinds[k].name);
-        double raw = (double)(n_use * sl_block_bytes(b));
-        out[k] = (sl_bench_codec_result){kinds[k].name, raw / (double)sum, raw / te / 1e9, raw / td / 1e9};
-        sl_codec_ctx_free(c);
+        bool slow = kinds[k].level > 1; /* some blocks, evenly spread, tell enough */
+        uint64_t use = 1 + (16ull << 20) / (bytes / n);
+        out[k].name = kinds[k].name;
+        rc = run_codec(&out[k], kinds[k].codec, kinds[k].level, c, n, slow && n > use ? n / use : 1, (const uint8_t *)x,
+                       enc, dec, slow ? 1 : repeat, err);
     }
-    if (x) munmap(x, n_blocks * sl_block_bytes(b));
+    if (x) munmap(x, bytes);
+    free(c);
     free(enc);
     free(dec);
-    free(len);
-    free(used);
     return rc;
 }

@@ -29,10 +29,12 @@ int sl_bench_store(sl_bench_store_result *out, const sl_bench_store_opts *o, sl_
 
 typedef struct sl_bench_codec_result {
     const char *name;
-    double ratio, encode_gb_s, decode_gb_s; /* GB of raw states a second on one thread; best of the repeats */
+    double ratio, encode_gb_s,
+        decode_gb_s; /* GB of raw states a second of one thread's processor time; best of the repeats */
 } sl_bench_codec_result;
 enum { SL_BENCH_CODECS = 3 }; /* bf16, zstd -1, zstd -19 */
-/* elem_size 2; input as above. */
-int sl_bench_codec(sl_bench_codec_result out[SL_BENCH_CODECS], const char *input, uint64_t bytes, uint32_t width,
-                   unsigned repeat, sl_err *err);
+/* elem_size 2; input as above. lengths: a file of token counts, one a row and state, whose ends blocks do not cross;
+ * NULL: whole blocks. */
+int sl_bench_codec(sl_bench_codec_result out[SL_BENCH_CODECS], const char *input, const char *lengths, uint64_t bytes,
+                   uint32_t width, unsigned repeat, sl_err *err);
 #endif

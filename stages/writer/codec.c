@@ -12,6 +12,8 @@ struct sl_codec_ctx {
     uint64_t expo_cap;
     uint8_t *bias; /* scratch: width bytes */
     uint64_t bias_cap;
+    uint8_t *ref, *slots, *stored; /* scratch of repeated tokens: u32[rows], a hash table, the tokens that are stored */
+    uint64_t ref_cap, slots_cap, stored_cap;
 };
 
 int sl_codec_ctx_new(sl_codec_ctx **out, int zstd_level, sl_err *err) {
@@ -43,6 +45,9 @@ void sl_codec_ctx_free(sl_codec_ctx *c) {
     ZSTD_freeDCtx(c->d);
     free(c->expo);
     free(c->bias);
+    free(c->ref);
+    free(c->slots);
+    free(c->stored);
     free(c);
 }
 
@@ -104,60 +109,143 @@ static int zstd_decode(sl_codec_ctx *c, sl_block b, const void *src, uint64_t le
 
 static uint64_t bf16_bound(sl_block b) {
     uint64_t n = (uint64_t)b.rows * b.width;
-    return sizeof(sl_bf16_head) + ZSTD_compressBound(b.width) + n + ZSTD_compressBound(n);
+    return sizeof(sl_bf16_head) + ZSTD_compressBound(4ull * b.rows) + ZSTD_compressBound(b.width) + n +
+           ZSTD_compressBound(n);
+}
+
+/* Tokens that are the same as an earlier one, as an embedding's are. c->ref gets the table that is stored; returns how
+ * many tokens are left, all of them when the table would not pay. A token is looked up by its first and middle bytes,
+ * which costs next to nothing where nothing repeats. */
+static int find_repeats(sl_codec_ctx *c, sl_block b, const uint8_t *src, uint32_t *stored, sl_err *err) {
+    uint64_t rb = (uint64_t)b.width * 2, cap = 64;
+    *stored = b.rows;
+    if (b.width < 32 || b.rows < 16) return 0;
+    while (cap < 2ull * b.rows) cap *= 2;
+    if (scratch(&c->ref, &c->ref_cap, 4ull * b.rows, err) || scratch(&c->slots, &c->slots_cap, 8 * cap, err))
+        return SL_ETEMP;
+    uint32_t *ref = (uint32_t *)(void *)c->ref, n = 0;
+    struct {
+        uint32_t row1, at; /* row + 1, its place among the stored */
+    } *slot = (void *)c->slots;
+    memset(slot, 0, 8 * cap);
+    for (uint32_t t = 0; t < b.rows; t++) {
+        const uint8_t *x = src + t * rb;
+        uint64_t w[2];
+        memcpy(&w[0], x, 8);
+        memcpy(&w[1], x + rb / 2, 8);
+        uint64_t i = ((w[0] ^ w[1] * 0x9e3779b97f4a7c15ull) * 0xff51afd7ed558ccdull) >> 32 & (cap - 1);
+        for (; slot[i].row1 && memcmp(src + (slot[i].row1 - 1) * rb, x, rb); i = (i + 1) & (cap - 1)) {}
+        ref[t] = slot[i].row1 ? slot[i].at + 1 : 0;
+        if (slot[i].row1) continue;
+        slot[i].row1 = t + 1;
+        slot[i].at = n++;
+    }
+    if ((uint64_t)(b.rows - n) * rb > 4ull * b.rows + 256) *stored = n;
+    return 0;
+}
+
+/* Put the stored tokens one behind the other. */
+static int gather_stored(sl_codec_ctx *c, sl_block b, const uint8_t *src, uint32_t stored, sl_err *err) {
+    const uint32_t *ref = (const uint32_t *)(const void *)c->ref;
+    uint64_t rb = (uint64_t)b.width * 2, n = 0;
+    if (scratch(&c->stored, &c->stored_cap, stored * rb, err)) return SL_ETEMP;
+    for (uint32_t t = 0; t < b.rows; t++)
+        if (!ref[t]) memcpy(c->stored + n++ * rb, src + t * rb, rb);
+    return 0;
+}
+
+static int frame(ZSTD_CCtx *z, void *dst, uint64_t cap, const void *src, uint64_t n, uint32_t *len, const char *what,
+                 sl_err *err) {
+    size_t r = ZSTD_compress2(z, dst, cap, src, n);
+    if (ZSTD_isError(r)) return sl_err_set(err, SL_EINTERNAL, "codec bf16: %s: %s", what, ZSTD_getErrorName(r));
+    *len = (uint32_t)r;
+    return 0;
 }
 
 static int bf16_encode(sl_codec_ctx *c, sl_block b, const void *src, void *dst, uint64_t cap, uint64_t *len,
                        sl_err *err) {
-    uint64_t n = (uint64_t)b.rows * b.width, at = sizeof(sl_bf16_head);
+    uint64_t at = sizeof(sl_bf16_head);
     sl_bf16_head h = {.version = 1};
     uint8_t *o = dst;
-    if (scratch(&c->expo, &c->expo_cap, n, err) || scratch(&c->bias, &c->bias_cap, b.width, err)) return SL_ETEMP;
-    if (sl_bf16_bias(src, b.rows, b.width, c->bias)) {
-        size_t r = ZSTD_compress2(c->ch, o + at, cap - at, c->bias, b.width);
-        if (ZSTD_isError(r)) return sl_err_set(err, SL_EINTERNAL, "codec bf16: bias: %s", ZSTD_getErrorName(r));
-        h.bias_len = (uint32_t)r;
-        at += r;
+    uint32_t stored;
+    int rc = find_repeats(c, b, src, &stored, err);
+    if (!rc && stored < b.rows) {
+        h.flags = SL_BF16_REPEATS;
+        if (!(rc = gather_stored(c, b, src, stored, err)))
+            rc = frame(c->cz, o + at, cap - at, c->ref, 4ull * b.rows, &h.ref_len, "repeats", err);
+        at += h.ref_len;
+        src = c->stored;
+    }
+    uint64_t n = (uint64_t)stored * b.width;
+    if (rc || scratch(&c->expo, &c->expo_cap, n, err) || scratch(&c->bias, &c->bias_cap, b.width, err))
+        return rc ? rc : SL_ETEMP;
+    if (sl_bf16_bias(src, stored, b.width, c->bias)) {
+        if ((rc = frame(c->ch, o + at, cap - at, c->bias, b.width, &h.bias_len, "bias", err))) return rc;
+        at += h.bias_len;
     } else {
         memset(c->bias, 0, b.width);
     }
-    for (uint32_t t = 0; t < b.rows; t++) {
+    for (uint32_t t = 0; t < stored; t++) {
         uint64_t e = (uint64_t)t * b.width;
         sl_bf16_split((const uint16_t *)src + e, c->bias, o + at + e, c->expo + e, b.width);
     }
     at += n;
-    size_t r = ZSTD_compress2(c->ch, o + at, cap - at, c->expo, n);
-    if (ZSTD_isError(r)) return sl_err_set(err, SL_EINTERNAL, "codec bf16: exponents: %s", ZSTD_getErrorName(r));
-    h.exp_len = (uint32_t)r;
+    if ((rc = frame(c->ch, o + at, cap - at, c->expo, n, &h.exp_len, "exponents", err))) return rc;
     memcpy(o, &h, sizeof h);
-    *len = at + r;
+    *len = at + h.exp_len;
     return 0;
 }
 
+/* The table of repeats: every reference to a token stored before. */
+static int read_repeats(sl_codec_ctx *c, sl_block b, const uint8_t *s, uint32_t len, uint32_t *stored, sl_err *err) {
+    if (scratch(&c->ref, &c->ref_cap, 4ull * b.rows, err)) return SL_ETEMP;
+    int rc = unframe(c, s, len, c->ref, 4ull * b.rows, "codec bf16: repeats", err);
+    const uint32_t *ref = (const uint32_t *)(const void *)c->ref;
+    uint32_t n = 0;
+    for (uint32_t t = 0; !rc && t < b.rows; t++) {
+        if (ref[t] > n)
+            rc = sl_err_set(err, SL_EDATA, "codec bf16: token %u repeats stored token %u of %u", t, ref[t] - 1, n);
+        n += !ref[t];
+    }
+    *stored = n;
+    return rc;
+}
+
 static int bf16_decode(sl_codec_ctx *c, sl_block b, const void *src, uint64_t len, void *dst, sl_err *err) {
-    uint64_t n = (uint64_t)b.rows * b.width, at = sizeof(sl_bf16_head);
+    uint64_t at = sizeof(sl_bf16_head), rb = (uint64_t)b.width * 2;
     const uint8_t *s = src;
+    uint32_t stored = b.rows;
     sl_bf16_head h;
     if (b.elem_size != 2) return sl_err_set(err, SL_EDATA, "codec bf16: elements of %u bytes", b.elem_size);
     if (len < sizeof h) return sl_err_set(err, SL_EDATA, "codec bf16: %llu bytes", (unsigned long long)len);
     memcpy(&h, s, sizeof h);
-    if (h.version != 1 || h.flags)
+    bool repeats = h.flags == SL_BF16_REPEATS;
+    if (h.version != 1 || (h.flags && !repeats) || (!repeats && h.ref_len))
         return sl_err_set(err, SL_EDATA, "codec bf16: version %u flags %u", h.version, h.flags);
+    if (h.ref_len > len - at) return sl_err_set(err, SL_EDATA, "codec bf16: repeats of %u bytes", h.ref_len);
+    int rc = repeats ? read_repeats(c, b, s + at, h.ref_len, &stored, err) : 0;
+    if (rc) return rc;
+    at += h.ref_len;
+    uint64_t n = (uint64_t)stored * b.width;
     if (at + h.bias_len + n + h.exp_len != len)
-        return sl_err_set(err, SL_EDATA, "codec bf16: parts of %u + %llu + %u bytes do not make %llu", h.bias_len,
-                          (unsigned long long)n, h.exp_len, (unsigned long long)len);
+        return sl_err_set(err, SL_EDATA, "codec bf16: parts of %u + %u + %llu + %u bytes do not make %llu", h.ref_len,
+                          h.bias_len, (unsigned long long)n, h.exp_len, (unsigned long long)len);
     if (scratch(&c->expo, &c->expo_cap, n, err) || scratch(&c->bias, &c->bias_cap, b.width, err)) return SL_ETEMP;
-    int rc = 0;
+    if (repeats && scratch(&c->stored, &c->stored_cap, stored * rb, err)) return SL_ETEMP;
     if (h.bias_len)
         rc = unframe(c, s + at, h.bias_len, c->bias, b.width, "codec bf16: bias", err);
     else
         memset(c->bias, 0, b.width);
     at += h.bias_len;
     if (!rc) rc = unframe(c, s + at + n, h.exp_len, c->expo, n, "codec bf16: exponents", err);
-    for (uint32_t t = 0; !rc && t < b.rows; t++) {
+    uint16_t *out = repeats ? (uint16_t *)(void *)c->stored : dst;
+    for (uint32_t t = 0; !rc && t < stored; t++) {
         uint64_t e = (uint64_t)t * b.width;
-        sl_bf16_join(s + at + e, c->expo + e, c->bias, (uint16_t *)dst + e, b.width);
+        sl_bf16_join(s + at + e, c->expo + e, c->bias, out + e, b.width);
     }
+    const uint32_t *ref = (const uint32_t *)(const void *)c->ref;
+    for (uint32_t t = 0, k = 0; repeats && !rc && t < b.rows; t++)
+        memcpy((uint8_t *)dst + t * rb, c->stored + (ref[t] ? ref[t] - 1 : k++) * rb, rb);
     return rc;
 }
 

@@ -4,12 +4,15 @@
  *   none  the bytes as they are
  *   zstd  one standard zstd frame of the bytes; `zstd -d` reads it
  *   bf16  sl_bf16_head, then
+ *           ref_len bytes, with flag SL_BF16_REPEATS only: zstd frame of u32[rows]: 0, the token is stored, as the next
+ *             of the planes; v + 1, it is the same as stored token v (tokens of the embedding output repeat exactly)
  *           bias_len bytes: zstd frame of the per-channel exponent bias, u8[width] (absent: bias_len 0, bias is 0)
- *           rows*width bytes: sign+mantissa plane, low byte of the element rotated left by one (mantissa << 1 | sign)
- *           exp_len bytes: zstd frame of the exponent plane, u8 (exponent - bias[channel]) mod 256
- *         Lossless for every bit pattern. Blocks that do not shrink (or are f32) are stored by the fall-back the frame
- * header names. All sizes are in the frame header, so a decoder knows rows, width and elem_size; whatever does not fit
- * them is SL_EDATA.
+ *           n bytes: sign+mantissa plane, low byte of the element rotated left by one (mantissa << 1 | sign)
+ *           exp_len bytes: zstd frame of the exponent plane, n bytes u8 (exponent - bias[channel]) mod 256
+ *         with n = width * tokens stored (all of them without the flag). Lossless for every bit pattern.
+ *
+ * Blocks that do not shrink (or are f32) are stored by the fall-back the frame header names. All sizes are in the frame
+ * header, so a decoder knows rows, width and elem_size; whatever does not fit them is SL_EDATA.
  *
  * A context is one thread's scratch memory; create one a thread. */
 #ifndef SL_WRITER_CODEC_H
@@ -23,11 +26,13 @@ static inline uint64_t sl_block_bytes(sl_block b) {
     return (uint64_t)b.rows * b.width * b.elem_size;
 }
 
+enum { SL_BF16_REPEATS = 1 };
 typedef struct sl_bf16_head {
     uint8_t version; /* 1 */
-    uint8_t flags;   /* 0 */
+    uint8_t flags;   /* 0 or SL_BF16_REPEATS */
     uint16_t pad;
-    uint32_t bias_len, exp_len, spare;
+    uint32_t bias_len, exp_len;
+    uint32_t ref_len; /* 0 without the flag */
 } sl_bf16_head;
 _Static_assert(sizeof(sl_bf16_head) == 16, "");
 

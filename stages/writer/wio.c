@@ -63,6 +63,7 @@ int sl_wio_open(sl_wio **out, unsigned n_buf, uint32_t buf_bytes, int efd, bool 
         free(w);
         return sl_err_set(err, SL_ETEMP, "no memory for %u write buffers of %u bytes", n_buf, buf_bytes);
     }
+    madvise(w->mem, (size_t)n_buf * buf_bytes, MADV_HUGEPAGE); /* fewer pages to pin when they are not registered */
     for (unsigned i = 0; i < n_buf; i++) w->ops[i].buf = w->mem + (size_t)i * buf_bytes;
     start_ring(w, efd, plain);
     *out = w;

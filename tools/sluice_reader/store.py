@@ -79,14 +79,25 @@ def decode(codec, data, rows, width, elem):
     elif codec == 1:
         flat = _zstd(data, n * elem).view(kind)
     elif codec == 2:
-        version, flags, _, bias_len, exp_len, _ = struct.unpack_from("<BBHIII", data)
-        if version != 1 or flags or elem != 2 or 16 + bias_len + n + exp_len != len(data):
+        version, flags, _, bias_len, exp_len, ref_len = struct.unpack_from("<BBHIII", data)
+        if version != 1 or flags > 1 or (ref_len and not flags) or elem != 2:
+            raise StoreError("a bf16 block of another version")
+        at, m = 16 + ref_len, rows
+        if flags:  # tokens that repeat an earlier one: 0 stored, v + 1 the same as stored token v
+            ref = _zstd(data[16:at], 4 * rows).view("<u4").astype(np.int64)
+            new = ref == 0
+            m = int(new.sum())
+            if np.any(ref > np.cumsum(new)):
+                raise StoreError("a bf16 block that repeats a token it does not have")
+            pick = np.where(new, np.cumsum(new) - 1, ref - 1)
+        if at + bias_len + m * width + exp_len != len(data):
             raise StoreError("a bf16 block whose parts do not fit")
-        bias = _zstd(data[16:16 + bias_len], width) if bias_len else np.zeros(width, np.uint8)
-        mant = np.frombuffer(data, np.uint8, n, 16 + bias_len).reshape(rows, width)
-        expo = _zstd(data[16 + bias_len + n:], n).reshape(rows, width)
+        bias = _zstd(data[at:at + bias_len], width) if bias_len else np.zeros(width, np.uint8)
+        mant = np.frombuffer(data, np.uint8, m * width, at + bias_len).reshape(m, width)
+        expo = _zstd(data[at + bias_len + m * width:], m * width).reshape(m, width)
         w = (expo + bias).astype(np.uint16) << 8 | mant
-        flat = (w >> 1 | w << 15).ravel()
+        flat = (w >> 1 | w << 15)
+        flat = (flat[pick] if flags else flat).ravel()
     else:
         raise StoreError(f"codec {codec} is unknown to this version")
     if flat.size != n:
