@@ -350,7 +350,7 @@ static int check_file_row(sl_reader *r, uint64_t i, uint64_t *sum, uint64_t *bad
     const sl_capture_set *s = &r->m.set;
     uint32_t br = sl_store_block_rows(s->width, s->elem_size), blocks = (c->T - 1) / br + 1;
     uint64_t rb = (uint64_t)s->width * s->elem_size, K = sl_capture_stacked(s),
-             per = K && SL_BLOCK_BYTES / (K * rb) ? SL_BLOCK_BYTES / (K * rb) : 1;
+             per = K * rb && SL_BLOCK_BYTES / (K * rb) ? SL_BLOCK_BYTES / (K * rb) : 1;
     XXH3_state_t *st = aligned_alloc(64, s->n * sizeof *st);
     uint64_t *sums = calloc((uint64_t)s->n * blocks, sizeof *sums);
     uint8_t *buf = malloc(per * K * rb > SL_BLOCK_BYTES ? per * K * rb : SL_BLOCK_BYTES);
