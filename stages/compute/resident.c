@@ -12,6 +12,10 @@ static int by_place(const void *pa, const void *pb) {
     return a->off < b->off ? -1 : a->off > b->off;
 }
 
+static uint64_t span(const sl_extent *x) {
+    return (x->rows - 1) * x->pitch + x->piece;
+}
+
 /* What has been asked of the kernel: everything before byte `at` of piece `i`. */
 typedef struct front {
     uint64_t i, at, bytes; /* bytes: asked and not yet taken */
@@ -19,13 +23,13 @@ typedef struct front {
 
 static void run_ahead(const sl_source *src, const sl_extent *x, uint64_t n, front *f) {
     while (f->i < n && f->bytes < AHEAD) {
-        uint64_t len = x[f->i].span - f->at;
+        uint64_t len = span(&x[f->i]) - f->at;
         if (len > STEP) len = STEP;
         (void)posix_fadvise(sl_source_fd(src, x[f->i].file), (off_t)(x[f->i].off + f->at), (off_t)len,
                             POSIX_FADV_WILLNEED);
         f->bytes += len;
         f->at += len;
-        if (f->at == x[f->i].span) {
+        if (f->at == span(&x[f->i])) {
             f->i++;
             f->at = 0;
         }
@@ -39,20 +43,24 @@ static void take(const uint8_t *map, uint64_t off, uint64_t len) {
         (void)*(const volatile uint8_t *)(map + at);
 }
 
-void sl_resident_read(const sl_source *src, const uint8_t *const *map, sl_extent *x, uint64_t n,
-                      sl_loader_progress *p) {
+int sl_resident_read(const sl_source *src, const uint8_t *const *map, sl_extent *x, uint64_t n, sl_loader_progress *p,
+                     sl_err *err) {
     front f = {0};
     qsort(x, n, sizeof *x, by_place);
     for (uint64_t i = 0; i < n; i++) {
-        uint64_t useful = x[i].useful;
-        for (uint64_t at = 0, len; at < x[i].span; at += len) {
-            len = x[i].span - at < STEP ? x[i].span - at : STEP;
+        uint64_t all = span(&x[i]), useful = x[i].rows * x[i].piece; /* a slice of columns has gaps */
+        const uint8_t *file = map[x[i].file];
+        for (uint64_t at = 0, len; at < all; at += len) {
+            len = all - at < STEP ? all - at : STEP;
             run_ahead(src, x, n, &f);
-            take(map[x[i].file], x[i].off + at, len);
+            take(file, x[i].off + at, len);
             f.bytes -= len;
             uint64_t count = len < useful ? len : useful;
             sl_loader_advance(p, count);
             useful -= count;
         }
+        int rc = sl_check_finite(file + x[i].off, x[i].rows, x[i].pitch, x[i].piece, 0, x[i].check, err);
+        if (rc) return rc;
     }
+    return 0;
 }

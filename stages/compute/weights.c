@@ -216,23 +216,15 @@ static sl_finite finite_kind(const sl_want_item *it, int part) {
 
 /* ---- in place ---- */
 
-static int place_in_file(load *l, sl_want_item *it) {
+/* make_resident has mapped, read and checked it. */
+static void place_in_file(load *l, sl_want_item *it) {
     const uint8_t *base[SL_PARTS] = {0};
     const int32_t *order = order_of(l, it);
-    int64_t n = it->e1 - it->e0;
     for (int p = 0; p < SL_PARTS; p++) {
         const sl_want_part *q = &it->part[p];
-        if (!q->rows) continue;
-        const uint8_t *map = l->m->store->map[q->src[0].file];
-        base[p] = map + nth(q, order, 0)->off;
-        for (int64_t e = 0; e < n; e++) {
-            sl_finite_check check = {finite_kind(it, p), it->name, it->e0 + e};
-            int rc = sl_check_finite(map + q->src[e].off, q->rows, q->pitch, q->piece, 0, check, l->err);
-            if (rc) return rc;
-        }
+        if (q->rows) base[p] = l->m->store->map[q->src[0].file] + nth(q, order, 0)->off;
     }
     set_mat(it, base, 0, order);
-    return 0;
 }
 
 static uint64_t place_bytes(const load *l, const sl_want_item *it);
@@ -253,13 +245,13 @@ static int make_resident(load *l, int i, int n) {
                     free(x);
                     return l->err ? l->err->code : SL_ETEMP;
                 }
-                x[have++] =
-                    (sl_extent){q->src[e].file, q->src[e].off, (q->rows - 1) * q->pitch + q->piece, q->rows * q->piece};
+                x[have++] = (sl_extent){q->src[e].file, q->src[e].off, q->rows,
+                                        q->pitch,       q->piece,      {finite_kind(it, p), it->name, it->e0 + e}};
             }
     }
-    sl_resident_read(&l->m->store->src, l->m->store->map, x, have, &l->progress);
+    int rc = sl_resident_read(&l->m->store->src, l->m->store->map, x, have, &l->progress, l->err);
     free(x);
-    return 0;
+    return rc;
 }
 
 /* ---- copied ---- */
@@ -404,7 +396,10 @@ static int fill_random(load *l, sl_want_item *it, uint8_t *at) {
 }
 
 static int place_mat(load *l, sl_want_item *it, uint8_t *at) {
-    if (!at) return place_in_file(l, it);
+    if (!at) {
+        place_in_file(l, it);
+        return 0;
+    }
     if (!l->m->store->src.tensor) return fill_random(l, it, at);
     if (it->how == SL_WANT_TRANSPOSE) return copy_transposed(l, it, at);
     if (it->how == SL_WANT_KV_SPLIT) return build_kv_b(l, it, at);
