@@ -38,8 +38,9 @@ static int with_unit(const char *text, const unit *units, const char *what, cons
                      sl_err *err) {
     char *end;
     errno = 0;
-    double v = isdigit((unsigned char)text[0]) ? strtod(text, &end) : -1;
-    if (v < 0 || errno) return sl_err_set(err, SL_EUSAGE, "'%s' is not a %s (for example %s)", text, what, example);
+    bool number = isdigit((unsigned char)text[0]);
+    double v = number ? strtod(text, &end) : 0;
+    if (!number || errno) return sl_err_set(err, SL_EUSAGE, "'%s' is not a %s (for example %s)", text, what, example);
     while (*end == ' ') end++;
     for (const unit *u = units; u->name; u++) {
         if (strcmp(end, u->name)) continue;

@@ -190,6 +190,7 @@ INLINE void sum_bf16_body(uint16_t *out, const uint8_t *in, uint64_t stride, int
     }
 }
 typedef void sum_fn(void *out, const uint8_t *in, uint64_t stride, int tp, int64_t lo, int64_t hi);
+// NOLINTBEGIN(bugprone-macro-parentheses): an attribute stands without
 #define SUMS(isa, attr)                                                                                                \
     attr static void sum_f32_##isa(void *o, const uint8_t *in, uint64_t st, int tp, int64_t lo, int64_t hi) {          \
         sum_f32_body(o, in, st, tp, lo, hi);                                                                           \
@@ -197,6 +198,7 @@ typedef void sum_fn(void *out, const uint8_t *in, uint64_t stride, int tp, int64
     attr static void sum_bf16_##isa(void *o, const uint8_t *in, uint64_t st, int tp, int64_t lo, int64_t hi) {         \
         sum_bf16_body(o, in, st, tp, lo, hi);                                                                          \
     }
+// NOLINTEND(bugprone-macro-parentheses)
 SUMS(any, )
 SUMS(avx2, __attribute__((target("avx2"))))
 
