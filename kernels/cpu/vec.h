@@ -108,7 +108,7 @@ INLINE vh vh_from_vf(vf v) {
     vu u = (vu)v;
     vu r = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
     vu q = (u >> 16) | 0x40u;
-    vu m = (vu)(v != v);
+    vu m = (vu)(v != v); // NOLINT(misc-redundant-expression): NaN
     return __builtin_convertvector((q & m) | (r & ~m), vh);
 }
 INLINE void vf_store_bf16(uint16_t *p, vf v) {
@@ -118,7 +118,7 @@ INLINE void vf_store_bf16(uint16_t *p, vf v) {
 INLINE vf vf_round_bf16(vf v) { /* the value after a trip through bf16 */
     vu u = (vu)v;
     vu r = (u + 0x7fffu + ((u >> 16) & 1u)) & 0xffff0000u;
-    vu m = (vu)(v != v);
+    vu m = (vu)(v != v); // NOLINT(misc-redundant-expression): NaN
     return (vf)((u & m) | (r & ~m));
 }
 
