@@ -46,11 +46,11 @@ INLINE vf vf_bits(vu u) {
     return (vf)u;
 }
 INLINE vf vf_max(vf a, vf b) { /* b when a is NaN's equal: a NaN in either position never hides */
-    vi m = (vi)(a > b) | (vi)(a != a);
+    vi m = (vi)(a > b) | (vi)(a != a); // NOLINT(misc-redundant-expression): NaN
     return (vf)(((vi)a & m) | ((vi)b & ~m));
 }
 INLINE vf vf_min(vf a, vf b) {
-    vi m = (vi)(a < b) | (vi)(a != a);
+    vi m = (vi)(a < b) | (vi)(a != a); // NOLINT(misc-redundant-expression): NaN
     return (vf)(((vi)a & m) | ((vi)b & ~m));
 }
 INLINE vf vf_sel(vi m, vf a, vf b) {
