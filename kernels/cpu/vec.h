@@ -45,7 +45,7 @@ INLINE vf vf_set(float x) {
 INLINE vf vf_bits(vu u) {
     return (vf)u;
 }
-INLINE vf vf_max(vf a, vf b) { /* b when a is NaN's equal: a NaN in either position never hides */
+INLINE vf vf_max(vf a, vf b) {         /* b when a is NaN's equal: a NaN in either position never hides */
     vi m = (vi)(a > b) | (vi)(a != a); // NOLINT(misc-redundant-expression): NaN
     return (vf)(((vi)a & m) | ((vi)b & ~m));
 }
