@@ -41,7 +41,7 @@ static void check_memlock(const sl_config *c, sl_check *k) {
 static void check_hugepages(const sl_config *c, sl_check *k) {
     unsigned long long n = 0;
     FILE *f = fopen("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "re");
-    if (f && fscanf(f, "%llu", &n) != 1) n = 0;
+    if (f && fscanf(f, "%llu", &n) != 1) n = 0; // NOLINT(cert-err34-c): the kernel wrote it
     if (f) fclose(f);
     if (!c->hugepages)
         say(k, SL_CHECK_OK, "", "huge pages are switched off");
