@@ -158,8 +158,8 @@ static int rank_plan(sl_preflight *p, const sl_config *c, int tp, sl_err *err) {
     }
     p->rank_weights = p->model.weight_bytes;
     p->rank_workspace = 2 * t * H * act + mt * act * (3 * H + (qkv + mlp) / (uint64_t)tp + 1) +
-                        p->model.prepared_bytes + (uint64_t)b->max_length * 512 +
-                        (b->nll_every ? 64ull * (uint64_t)s->vocab * 4 : 0) + 32 * MIB;
+                        (p->on_host ? 0 : p->model.prepared_bytes) /* the cpu reads every format in place */ +
+                        (uint64_t)b->max_length * 512 + (b->nll_every ? 64ull * (uint64_t)s->vocab * 4 : 0) + 32 * MIB;
     return SL_OK;
 }
 
