@@ -1,9 +1,12 @@
 /* verify must find every damage: every single bit of a small store, missing and extra files, cut logs, rows of another.
  *
  *   test_verify            the tests
+ *   test_verify bits [N]   every Nth bit of a shard of each codec (1: all of them), found and named by row and state
+ *   test_verify torn [N]   the last shard and the logs cut at every Nth byte of their last 4 KiB
  *   test_verify --make DIR LAYOUT CODEC ROWS    leave a store with known content (for the tests in Python and of the
  * tools) */
 #include "stages/writer/codec.h"
+#include "stages/writer/reader.h"
 #include "stages/writer/salvage.h"
 #include "stages/writer/verify.h"
 #include "tests/store_rig.h"
@@ -255,6 +258,264 @@ static void salvage_shards(void **state) {
     }
 }
 
+/* ---- every bit ---- */
+
+typedef struct zone { /* [from, to) of the shard, and what a report on it must say */
+    uint64_t from, to;
+    char row[32], state[16];
+} zone;
+
+static unsigned frames_in[3]; /* of the last zones_of, by codec */
+static unsigned zones_of(const char *path, zone *z, unsigned cap) {
+    sl_err err;
+    struct stat st;
+    sl_src src = {.fd = open(path, O_RDONLY), .name = path};
+    sl_shard_head *h = malloc(sizeof *h);
+    sl_index_entry *ix;
+    uint64_t n_ix;
+    unsigned n = 0;
+    memset(frames_in, 0, sizeof frames_in);
+    assert_true(src.fd >= 0 && !fstat(src.fd, &st));
+    src.len = (uint64_t)st.st_size;
+    assert_int_equal(sl_shard_open(&src, h, &err) || sl_shard_index(&src, h, &ix, &n_ix, &err), 0);
+    for (uint64_t i = 0; i < n_ix; i++) {
+        sl_row_frames f;
+        sl_frame_head fh;
+        assert_int_equal(sl_row_open(&f, &src, h, ix[i].off, ix[i].len, ix[i].T, &err), 0);
+        for (uint32_t j = 0; j < f.n_frames; j++) {
+            assert_int_equal(sl_frame_open(&src, h, f.off + f.rel[j], &fh, &err), 0);
+            assert_true(n + 2 < cap);
+            z[n] = (zone){.from = fh.off, .to = fh.off + sl_frame_span(fh.enc_len)};
+            frames_in[fh.codec]++;
+            snprintf(z[n].state, sizeof z[n].state, "H[%u]", fh.hidx);
+            snprintf(z[n++].row, sizeof z[n].row, "row %llu ", (unsigned long long)ix[i].row);
+        }
+        z[n] = (zone){.from = ix[i].off, .to = ix[i].off + ix[i].len}; /* META and END: behind the states in the list */
+        snprintf(z[n++].row, sizeof z[n].row, "row %llu ", (unsigned long long)ix[i].row);
+        sl_row_close(&f);
+    }
+    free(ix);
+    free(h);
+    close(src.fd);
+    return n;
+}
+
+static bool report_names(const zone *z, char *why, size_t cap) {
+    sl_verify_report rep;
+    sl_err err;
+    int rc = sl_store_verify(store, &(sl_verify_opts){.deep = true}, &rep, &err);
+    bool hit = rc || (rep.n_faults && !z);
+    snprintf(why, cap, "%.1500s", rc ? err.msg : rep.n_faults ? rep.faults[0] : "nothing found");
+    for (uint64_t i = 0; !hit && i < rep.n_faults && i < SL_VERIFY_KEEP; i++)
+        hit = strstr(rep.faults[i], z->row) && strstr(rep.faults[i], z->state);
+    sl_verify_free(&rep);
+    return hit;
+}
+
+static unsigned every = 1;
+
+static void every_bit(void **state) {
+    (void)state;
+    static zone z[256];
+    char path[300], why[2048];
+    for (uint32_t codec = 0; codec < 3; codec++) {
+        rig r;
+        rig_rmtree(store);
+        rig_make(&r, store, 3, 40, 32, 2, 5); /* long enough for biases and repeats */
+        r.m.codec = codec;
+        rig_sink(&r, &(sl_sink_cfg){.threads = 1}, 7, 2);
+        rig_free(&r);
+        snprintf(path, sizeof path, "%s/shards/shard-000000.sls", store);
+        unsigned n = zones_of(path, z, 256), tried = 0;
+        struct stat st;
+        int fd = open(path, O_RDWR);
+        assert_true(fd >= 0 && !fstat(fd, &st) && frames_in[codec] >= 4);
+        for (uint64_t bit = 0; bit < (uint64_t)st.st_size * 8; bit += every, tried++) {
+            uint64_t at = bit / 8;
+            uint8_t b, c;
+            const zone *in = NULL;
+            for (unsigned i = 0; !in && i < n; i++)
+                if (at >= z[i].from && at < z[i].to) in = &z[i];
+            assert_int_equal(pread(fd, &b, 1, (off_t)at), 1);
+            c = b ^ (uint8_t)(1u << bit % 8);
+            assert_int_equal(pwrite(fd, &c, 1, (off_t)at), 1);
+            if (!report_names(in, why, sizeof why))
+                fail_msg("codec %s, bit %llu of byte %llu (%s%s): %s", sl_codec_name(codec),
+                         (unsigned long long)(bit % 8), (unsigned long long)at, in ? in->row : "no row",
+                         in ? in->state : "", why);
+            assert_int_equal(pwrite(fd, &b, 1, (off_t)at), 1);
+        }
+        close(fd);
+        print_message("codec %s: %u of %llu bits flipped, each found and named\n", sl_codec_name(codec), tried,
+                      (unsigned long long)st.st_size * 8);
+    }
+}
+
+/* ---- torn ends ---- */
+
+static struct kept {
+    char path[300];
+    uint8_t *p;
+    size_t n;
+} kept[64];
+static int n_kept;
+
+static void keep_store(void) {
+    list_files();
+    for (n_kept = 0; n_kept < n_files; n_kept++) {
+        struct stat st;
+        struct kept *k = &kept[n_kept];
+        int fd = open(files[n_kept], O_RDONLY);
+        assert_true(fd >= 0 && !fstat(fd, &st));
+        snprintf(k->path, sizeof k->path, "%s", files[n_kept]);
+        k->n = (size_t)st.st_size;
+        k->p = malloc(k->n + 1);
+        assert_int_equal(read(fd, k->p, k->n), (ssize_t)k->n);
+        close(fd);
+    }
+}
+
+/* The kept store, with file `which` (-1: none) shorter by `cut`. */
+static void put_store(int which, size_t cut) {
+    list_files();
+    for (int i = 0; i < n_files; i++) unlink(files[i]);
+    for (int i = 0; i < n_kept; i++) {
+        int fd = open(kept[i].path, O_WRONLY | O_CREAT | O_TRUNC, 0644);
+        size_t n = kept[i].n - (i == which ? cut : 0);
+        assert_true(fd >= 0);
+        assert_int_equal(write(fd, kept[i].p, n), (ssize_t)n);
+        close(fd);
+    }
+}
+
+static int kept_file(const char *end) {
+    int best = -1;
+    for (int i = 0; i < n_kept; i++)
+        if (strstr(kept[i].path, end) && (best < 0 || strcmp(kept[i].path, kept[best].path) > 0)) best = i;
+    assert_true(best >= 0);
+    return best;
+}
+
+static int restart(char *why, size_t cap) {
+    sl_sink *s;
+    sl_err err;
+    sl_sink_cfg cfg = {.threads = 1, .store = store, .manifest = sr.m, .shard_bytes = 16000, .zstd_level = 1};
+    if (sl_sink_open(&s, &cfg, &err)) {
+        snprintf(why, cap, "%.1500s", err.msg);
+        return 1;
+    }
+    sl_sink_close(s);
+    return faults(why, cap) > 0;
+}
+
+/* salvage first: it keeps every row that is whole. The next run first: it goes on and nothing is wrong, or verify says
+ * so and salvage mends it; what was lost by then is pending. In the end the run completes. */
+static unsigned clean_restarts;
+static void recover(uint64_t whole, bool salvage_first, const char *what, size_t cut) {
+    char text[2048];
+    if (salvage_first) {
+        sl_salvage_report r = salvage();
+        if (r.rows != whole)
+            fail_msg("%s cut by %zu: salvage kept %llu rows, %llu are whole", what, cut, (unsigned long long)r.rows,
+                     (unsigned long long)whole);
+    } else if (restart(text, sizeof text)) {
+        salvage();
+    } else {
+        clean_restarts++;
+    }
+    if (restart(text, sizeof text)) fail_msg("%s cut by %zu: %s", what, cut, text);
+    if (cut % (67 * every) != 1) return;
+    rig_sink(&sr, &(sl_sink_cfg){.threads = 1, .shard_bytes = 16000}, 2, 3);
+    if (faults(text, sizeof text)) fail_msg("%s cut by %zu: after the next run: %s", what, cut, text);
+    assert_int_equal(rig_check(&sr), 13);
+}
+
+/* The last shard as it is before it is sealed: no index, no footer. */
+static void unseal(struct kept *k, const zone *z, unsigned n) {
+    size_t end = 0;
+    for (unsigned i = 0; i < n; i++) end = z[i].to > end ? (size_t)z[i].to : end;
+    k->n = end;
+    strcat(k->path, ".open");
+}
+
+static void every_torn_byte(void **state) {
+    (void)state;
+    build_for_salvage();
+    keep_store();
+    int shard = kept_file("/shards/"), log[2] = {kept_file("commit.log"), kept_file("intake.log")};
+    static zone z[256];
+    unsigned n = zones_of(kept[shard].path, z, 256), tried = 0;
+    for (int open_ = 0; open_ < 2; open_++) {
+        if (open_) unseal(&kept[shard], z, n);
+        for (size_t cut = 1; cut <= 4096 && cut <= kept[shard].n; cut += every) {
+            unsigned torn = 0;
+            for (unsigned i = 0; i < n; i++) torn += !z[i].state[0] && z[i].to + cut > kept[shard].n;
+            for (int first = 0; first < 2; first++, tried++) {
+                put_store(shard, cut);
+                recover(13 - torn, first, open_ ? "open shard" : "last shard", cut);
+            }
+            for (int i = 0; i < 4; i++) {
+                const struct kept *k = &kept[log[i / 2]];
+                if (cut > k->n) continue;
+                put_store(log[i / 2], cut);
+                recover(13, i % 2, k->path, cut);
+                tried++;
+            }
+        }
+    }
+    print_message("%u torn ends, each recovered, %u of %u by the restart alone\n", tried, clean_restarts, tried / 2);
+    for (int i = 0; i < n_kept; i++) free(kept[i].p);
+    rig_free(&sr);
+}
+
+/* ---- one state alone ---- */
+
+static uint64_t read_so_far(void) {
+    char line[100];
+    unsigned long long v = 0;
+    FILE *f = fopen("/proc/self/io", "r");
+    assert_non_null(f);
+    assert_non_null(fgets(line, sizeof line, f));
+    assert_int_equal(sscanf(line, "rchar: %llu", &v), 1);
+    fclose(f);
+    return v;
+}
+
+/* One state of one row takes less than twice its bytes of reading, as the kernel counts them. */
+static void one_state_reads_little(void **state) {
+    (void)state;
+    for (uint32_t codec = 0; codec < 3; codec++) {
+        rig r;
+        sl_reader *rd;
+        sl_err err;
+        rig_rmtree(store);
+        rig_make(&r, store, 6, 60, 1024, 2, 5);
+        r.m.codec = codec;
+        rig_sink(&r, &(sl_sink_cfg){.threads = 1}, 16, 3);
+        assert_int_equal(sl_reader_open(&rd, store, &err), 0);
+        uint8_t *x = malloc(60 * 2048), *y = malloc(60 * 2048);
+        double most = 0;
+        for (uint64_t i = 0; i < sl_reader_rows(rd); i++)
+            for (uint32_t k = 0; k < r.m.set.n; k++) {
+                const sl_commit_rec *c = sl_reader_row(rd, i);
+                if (c->T < 8) continue; /* the row's own tables are larger */
+                uint64_t before = read_so_far(), idle = read_so_far() - before, b0 = sl_reader_bytes_read(rd);
+                before = read_so_far();
+                assert_int_equal(sl_reader_state(rd, i, k, 0, c->T, x, &err), 0);
+                double f = (double)(read_so_far() - before - idle) / (double)(sl_reader_bytes_read(rd) - b0);
+                most = f > most ? f : most;
+                rig_fill(&r, c->seq, k, 0, c->T, y);
+                assert_memory_equal(x, y, (size_t)c->T * 2048);
+            }
+        print_message("codec %s: at most %.3f times the state's bytes read\n", sl_codec_name(codec), most);
+        assert_true(most >= 1 && most < 2);
+        free(x);
+        free(y);
+        sl_reader_close(rd);
+        rig_free(&r);
+    }
+}
+
 static int make(char **argv) {
     rig r;
     uint32_t codec;
@@ -272,11 +533,15 @@ int main(int argc, char **argv) {
     snprintf(base, sizeof base, "%s/sluice-verify-XXXXXX", access("/dev/shm", W_OK) ? "." : "/dev/shm");
     if (!mkdtemp(base)) return 1;
     snprintf(store, sizeof store, "%s/s", base);
-    const struct CMUnitTest t[] = {cmocka_unit_test(missing_and_extra), cmocka_unit_test(flips_in_intake),
-                                   cmocka_unit_test(cut_logs),          cmocka_unit_test(salvage_logs),
-                                   cmocka_unit_test(salvage_shards),    cmocka_unit_test(flips_in_files),
-                                   cmocka_unit_test(flips_in_shards)};
-    int rc = cmocka_run_group_tests(t, NULL, NULL);
+    if (argc > 2) every = (unsigned)atoi(argv[2]);
+    const struct CMUnitTest bits[] = {cmocka_unit_test(every_bit)}, torn[] = {cmocka_unit_test(every_torn_byte)};
+    const struct CMUnitTest t[] = {cmocka_unit_test(one_state_reads_little), cmocka_unit_test(missing_and_extra),
+                                   cmocka_unit_test(flips_in_intake),        cmocka_unit_test(cut_logs),
+                                   cmocka_unit_test(salvage_logs),           cmocka_unit_test(salvage_shards),
+                                   cmocka_unit_test(flips_in_files),         cmocka_unit_test(flips_in_shards)};
+    int rc = argc > 1 && !strcmp(argv[1], "bits")   ? cmocka_run_group_tests(bits, NULL, NULL)
+             : argc > 1 && !strcmp(argv[1], "torn") ? cmocka_run_group_tests(torn, NULL, NULL)
+                                                    : cmocka_run_group_tests(t, NULL, NULL);
     rig_rmtree(base);
     return rc;
 }

@@ -322,7 +322,11 @@ static int check_shard_row(sl_reader *r, const sl_commit_rec *c, uint64_t *sum, 
             rc = sl_err_set(err, SL_EDATA, "%s: row %" PRIu64 ": frame %u is not where the one before ends",
                             r->open_name, c->row, i);
         if (!rc) rc = sl_row_block(&f, &r->src, &r->head, r->ctx, i, r->block, &h, &r->scratch, err);
-        if (rc) break;
+        if (rc) { /* name the state even when its header cannot be read */
+            uint32_t blocks = f.n_frames / r->head.n_states;
+            sl_err_wrap(err, "H[%u]", r->head.states[i / blocks].hidx);
+            break;
+        }
         at += sl_frame_span(h.enc_len);
         XXH3_64bits_update(&st, &h.raw_sum, 8);
         *bad += count_nonfinite(r->block, h.raw_len, h.elem_size);
@@ -350,7 +354,7 @@ static int check_file_row(sl_reader *r, uint64_t i, uint64_t *sum, uint64_t *bad
     const sl_capture_set *s = &r->m.set;
     uint32_t br = sl_store_block_rows(s->width, s->elem_size), blocks = (c->T - 1) / br + 1;
     uint64_t rb = (uint64_t)s->width * s->elem_size, K = sl_capture_stacked(s),
-             per = K * rb && SL_BLOCK_BYTES / (K * rb) ? SL_BLOCK_BYTES / (K * rb) : 1;
+             per = K * rb > 0 && SL_BLOCK_BYTES / (K * rb) ? SL_BLOCK_BYTES / (K * rb) : 1;
     XXH3_state_t *st = aligned_alloc(64, s->n * sizeof *st);
     uint64_t *sums = calloc((uint64_t)s->n * blocks, sizeof *sums);
     uint8_t *buf = malloc(per * K * rb > SL_BLOCK_BYTES ? per * K * rb : SL_BLOCK_BYTES);

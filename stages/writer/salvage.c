@@ -200,6 +200,11 @@ static int write_index(job *j, int fd, uint32_t shard, uint64_t a, uint64_t end,
     return bad ? sl_err_sys(err, SL_ETEMP, errno, "cannot write the index of shard %u", shard) : 0;
 }
 
+/* An open shard whose header never reached the disk: nothing was committed in it. */
+static bool never_begun(const sl_src *s) {
+    return s->len < sizeof(sl_shard_head) || !sl_zeros(s, 0, sizeof(sl_shard_head), NULL);
+}
+
 static int scan_shard(job *j, const char *file, uint32_t no, int open_, sl_err *err) {
     char path[SL_PATH_MAX + 128], to[SL_PATH_MAX + 128], nm[64];
     struct stat st;
@@ -211,7 +216,13 @@ static int scan_shard(job *j, const char *file, uint32_t no, int open_, sl_err *
     s.len = (uint64_t)st.st_size;
     j->rep->shards++;
     uint64_t first = j->n, at = sizeof h, end = sizeof h;
-    int rc = sl_shard_open(&s, &h, err);
+    int rc = 0;
+    if (open_ && never_begun(&s)) {
+        j->rep->bytes_dropped += s.len;
+        if (unlink(path)) rc = sl_err_sys(err, SL_ETEMP, errno, "cannot remove %s", path);
+        goto out;
+    }
+    rc = sl_shard_open(&s, &h, err);
     if (rc) goto out; /* without a header nothing in it can be understood */
     if (!j->have_head) sl_shard_set(&h, &j->set), j->have_head = 1;
     while (!rc && at < s.len) {

@@ -30,8 +30,16 @@ try:
         assert d["input_ids"].tolist() == row.ids.tolist() and d["loss_mask"].tolist() == row.mask.tolist(), i
         got = torch.cat([d["hidden_states"].reshape(row.tokens, -1), d["verifier_last_hidden_states"].reshape(row.tokens, -1)], 1)
         assert torch.equal(got.view(torch.int16), want.reshape(row.tokens, -1).view(torch.int16)), i
+    from speculators.train.vocab_mapping import build_vocab_mappings_from_distribution
+    freq = torch.load(os.path.join(out, "token_freq.pt"), weights_only=True)
+    seen = [t for i in range(len(ds)) for t, m in zip(ds._get_raw_data(i)["input_ids"].tolist(), ds._get_raw_data(i)["loss_mask"].tolist()) if m]
+    assert sum(freq.values()) == len(seen) and all(freq[t] == seen.count(t) for t in set(seen))
+    d2t, t2d = build_vocab_mappings_from_distribution(freq, draft_vocab_size=64, target_vocab_size=s.manifest["model"]["vocab"])
+    common = sorted(freq, key=lambda t: -freq[t])[:8]
+    assert len(d2t) == 64 and int(t2d.sum()) == 64 and all(bool(t2d[t]) for t in common if freq[t] > freq[sorted(freq, key=lambda u: -freq[u])[63]])
     item = StateDataset(s)[3]
     assert item["hidden_states"].shape == (s[3].tokens, 3, 64) and item["final_norm"].dtype == torch.bfloat16
-    print(f"speculators {version('speculators')}: ArrowDataset loaded {len(ds)} rows, ids, masks and states equal")
+    print(f"speculators {version('speculators')}: ArrowDataset loaded {len(ds)} rows, ids, masks and states equal; "
+          f"its vocabulary mapping takes token_freq.pt")
 finally:
     shutil.rmtree(base)
