@@ -83,7 +83,7 @@ static const sl_config_key keys[] = {
     {"supervise", "backoff_max", SL_KEY_MS, 1, 3600e3, "", "5s", "...up to this.", C(backoff_max_ms)},
     {"supervise", "restarts", SL_KEY_U32, 1, 100000, "", "20", "Restarts of one stage without progress before the daemon gives up (exit 75)...", C(restart_budget)},
     {"supervise", "restart_window", SL_KEY_MS, 1000, 86400e3, "", "10m", "...within this time.", C(restart_window_ms)},
-    {"supervise", "poison_deaths", SL_KEY_U32, 0, 1000, "", "8", "A batch of several rows that was being computed at this many deaths in a row is rejected whole (POISON); 0: never. A row alone needs two.", C(poison_deaths)},
+    {"supervise", "poison_deaths", SL_KEY_U32, 0, 1000, "", "8", "A batch of several rows that was being computed at this many deaths in a row is rejected whole (POISON), when running its rows one by one did not show which it is; 0: never. A row alone needs two.", C(poison_deaths)},
 
     {"test", "fault", SL_KEY_CHOICE, 0, 0, "none|flatten|lost-dim|missing-shard|wrong-place|layers-swapped|wrong-offset|nan|zeros|previous|diverge", "none", "Fault made on purpose by a rank (ipc/faults.h), to see it rejected.", B(fault)},
     {"test", "fault_rank", SL_KEY_U32, 0, SL_MAX_RANKS, "", "0", "The rank that injects it.", B(fault_rank)},

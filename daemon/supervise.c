@@ -221,6 +221,47 @@ static bool was_computing(const sl_super *s, const sl_super_domain *d) {
     return false;
 }
 
+/* 1 + the row that the ranks ran alone when they died, 0: none. Every rank had ended the rows before the highest. */
+static uint32_t row_at_death(const sl_super *s, const sl_super_domain *d) {
+    const sl_metrics *m = s->topo->metrics;
+    uint64_t most = 0;
+    for (unsigned p = d->first; p < d->first + d->n; p++) {
+        uint64_t row = sl_metric_get(m, p, SL_M_ROW_AT);
+        if (sl_metric_get(m, p, SL_M_PID) == (uint64_t)s->proc[p].life && row > most) most = row;
+    }
+    return most > UINT32_MAX ? 0 : (uint32_t)most;
+}
+
+/* Find the one row that kills among the rows of the batch at position g, which was there at the last death too. */
+static void isolate(sl_super *s, sl_super_domain *d, uint64_t g, uint32_t rows, unsigned deaths) {
+    sl_ctl_page *ctl = &s->topo->ctl[1 + d->group];
+    if (rows > SL_ISOLATE_ROWS) return;
+    if (atomic_load(&ctl->isolate_bpos) != g + 1) {
+        for (unsigned i = 0; i < SL_ISOLATE_ROWS / 64; i++) atomic_store(&ctl->poison_rows[i], 0);
+        atomic_store(&ctl->isolate_bpos, g + 1);
+        d->death_row = 0;
+        sl_super_event_add(
+            s, SL_WARN, d->name,
+            "batch position %llu (%u rows) was being computed at two deaths in a row: its rows run one by "
+            "one first",
+            (unsigned long long)g, rows);
+        return;
+    }
+    uint32_t row = row_at_death(s, d);
+    if (row && row <= rows && row == d->death_row) {
+        _Atomic uint64_t *word = &ctl->poison_rows[(row - 1) / 64];
+        atomic_store(word, atomic_load(word) | 1ull << ((row - 1) % 64));
+        sl_super_event_add(
+            s, SL_ERROR, d->name,
+            "row %u of batch position %llu killed the group twice when it ran alone: rejected as POISON; "
+            "the other %u rows go on",
+            row - 1, (unsigned long long)g, rows - 1);
+        row = 0;
+        d->named_at = deaths;
+    }
+    d->death_row = row;
+}
+
 /* What to think of the batch at position g, which was next to be gathered when the group died for the deaths-th time.
  */
 static void judge(sl_super *s, sl_super_domain *d, const sl_ring *r, uint64_t g, unsigned deaths) {
@@ -228,7 +269,9 @@ static void judge(sl_super *s, sl_super_domain *d, const sl_ring *r, uint64_t g,
     const sl_desc *desc = sl_ring_at(r, g);
     uint32_t rows = desc && desc->h.kind == SL_DESC_INPUT ? ((const sl_desc_input *)(const void *)desc)->n_rows : 0;
     uint32_t limit = rows == 1 ? 2 : s->cfg->poison_deaths;
-    if (rows && limit && deaths >= limit && d->death_pos == g && atomic_load(&ctl->poison_bpos) != g + 1) {
+    if (deaths <= d->named_at || d->death_pos != g) d->named_at = 0;
+    if (rows && limit && deaths - d->named_at >= limit && d->death_pos == g &&
+        atomic_load(&ctl->poison_bpos) != g + 1) {
         atomic_store(&ctl->poison_bpos, g + 1);
         sl_super_event_add(
             s, rows == 1 ? SL_WARN : SL_ERROR, d->name,
@@ -239,6 +282,7 @@ static void judge(sl_super *s, sl_super_domain *d, const sl_ring *r, uint64_t g,
         atomic_store(&ctl->suspect, 1);
         sl_super_event_add(s, SL_WARN, d->name, "suspect: %u deaths while computing without a batch gathered", deaths);
     }
+    if (rows > 1 && deaths >= 2 && d->death_pos == g) isolate(s, d, g, rows, deaths);
     d->death_pos = g;
 }
 

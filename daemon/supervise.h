@@ -15,7 +15,11 @@
  * without progress within `restart_window` use the budget up. A stage that exits with 78 (configuration) or 2 (usage)
  * is not restarted: the daemon fails with its code.
  *
- * Poison. deaths counts a group's deaths with no batch gathered in between, while at least one of its ranks had its
+ * Poison. A batch of several rows that was next to be gathered at two deaths in a row is isolated: its ranks run its
+ * rows one by one first, and the row that was running so at two deaths is rejected by itself; its batch mates are
+ * written. What cannot be told so (it dies only when all rows run together) falls under the rule of the whole batch:
+ *
+ * deaths counts a group's deaths with no batch gathered in between, while at least one of its ranks had its
  * weights loaded: a rank that cannot even start blames no row. From two on `suspect` is set, on which a feeder that can
  * isolates rows. The batch that was next to be gathered is poison when it is a row alone and was there at two deaths in
  * a row, or when it holds several rows and was there at `poison_deaths`: then all of them are rejected by name, so that
@@ -56,6 +60,8 @@ typedef struct sl_super_domain {
     /* groups */
     uint64_t death_pos;     /* gathered at the last death that may blame a row */
     uint64_t suspect_until; /* published at the last death */
+    uint32_t death_row;     /* 1 + the row that ran alone at the last death, 0: none */
+    unsigned named_at;      /* deaths when a row was named last: the rule of the whole batch counts from there */
 } sl_super_domain;
 
 typedef struct sl_super_event {

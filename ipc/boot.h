@@ -109,22 +109,32 @@ int sl_boot_attach(const sl_boot **out, int fd, sl_err *err);
  */
 int sl_boot_check(const sl_boot *b, sl_err *err);
 
+#define SL_ISOLATE_ROWS 8192 /* a batch with more rows is not isolated */
 /* ctl: one page a group plus one global, written by sluiced only. Stages read it each turn of their loop. */
 typedef struct sl_ctl_page {
     _Atomic uint32_t
         epoch; /* groups: current epoch, starts at 1; bumped after every rank of the group has been reaped */
     _Atomic uint32_t draining; /* global page: 1 = finish what is accepted, then exit 0 */
     _Atomic uint32_t deaths;   /* groups: consecutive deaths without progress (a batch gathered) */
-    _Atomic uint32_t
-        suspect; /* groups: deaths >= 2: the feeder must break the batches in flight into single-row batches */
-    _Atomic uint64_t poison_bpos; /* groups: bpos+1 of a single-row batch that was in flight at two deaths in a row:
-                                     gather publishes its row with verdict POISON and moves on; 0 = none */
-    uint8_t pad[4096 - 24];
+    _Atomic uint32_t suspect;  /* groups: 1 = two deaths without progress, until what was in flight then is gathered */
+    _Atomic uint64_t poison_bpos; /* groups: bpos+1 of a batch of which every row is poison (daemon/supervise.h): gather
+                                     publishes its rows with verdict POISON and moves on; 0 = none */
+    /* groups: bpos+1 of a batch of several rows that was in flight at two deaths in a row, 0 = none. Its rows run one
+     * by one first, and SL_M_ROW_AT says which; a row that kills the group twice so is poison. Both fields change only
+     * while no rank of the group lives, so all ranks of an epoch see the same. */
+    _Atomic uint64_t isolate_bpos;
+    _Atomic uint64_t poison_rows[SL_ISOLATE_ROWS / 64]; /* bit per row of that batch: not run, rejected POISON */
+    uint8_t pad[4096 - 32 - SL_ISOLATE_ROWS / 8];
 } sl_ctl_page;
 _Static_assert(sizeof(sl_ctl_page) == 4096, "");
 /* Pages: [0] global, [1 + g] group g. */
 int sl_ctl_create(unsigned n_groups, sl_err *err);
 int sl_ctl_attach(sl_ctl_page **out, int fd, unsigned n_groups, int writable, sl_err *err);
+/* Is this row of the batch at position bpos poison by itself? */
+static inline bool sl_ctl_poison_row(const sl_ctl_page *ctl, uint64_t bpos, uint32_t row) {
+    return row < SL_ISOLATE_ROWS && atomic_load_explicit(&ctl->isolate_bpos, memory_order_acquire) == bpos + 1 &&
+           (atomic_load_explicit(&ctl->poison_rows[row / 64], memory_order_acquire) >> (row % 64) & 1);
+}
 
 /* Common start of every stage's main(): parses --boot/--proc, attaches boot, metrics, ctl, names the log, dies with the
  * parent (PR_SET_PDEATHSIG), blocks SIGINT, turns SIGTERM into nothing (drain comes through ctl). */

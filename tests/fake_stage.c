@@ -12,6 +12,8 @@
 #include <unistd.h>
 
 static sl_role role_of(const char *program) {
+    const char *slash = strrchr(program, '/'); /* the folders may have any name */
+    if (slash) program = slash + 1;
     return strstr(program, "feeder")   ? SL_ROLE_FEEDER
            : strstr(program, "gather") ? SL_ROLE_GATHER
            : strstr(program, "writer") ? SL_ROLE_WRITER

@@ -5,6 +5,8 @@
 #include "stages/compute/export.h"
 #include "stages/compute/forward.h"
 #include <math.h>
+#include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -24,6 +26,7 @@ typedef struct rank {
     sl_export *exp;
     sl_forward_row *rows;
     double *nll;
+    int32_t *stand_in;    /* ids of a batch in which a poison row is replaced */
     uint64_t pos;         /* next batch to run */
     uint64_t last_log_ns; /* loading */
     uint64_t nll_high;    /* rows above ln(vocab) in this life */
@@ -214,6 +217,68 @@ static int same_batch(rank *r, const sl_desc_input *d, sl_err *err) {
     return rc;
 }
 
+/* ---- poison ---- */
+static bool poison(const rank *r, uint32_t row) {
+    return sl_ctl_poison_row(&r->st->ctl[1 + r->st->me->group], r->pos, row);
+}
+
+/* For tests: "rank.row.SEQ:1" among the crash points kills whoever is about to run that row, in every life. */
+static void crash_row(const rank *r, const sl_batch_row *row) {
+    char name[48];
+    const char *list = r->b->crash_points;
+    if (!list[0]) return;
+    snprintf(name, sizeof name, "rank.row.%llu:", (unsigned long long)row->seq);
+    const char *at = strstr(list, name);
+    if (at && (at == list || at[-1] == ',')) kill(getpid(), SIGKILL);
+}
+
+static int drop_state(void *arg, int32_t k, const void *states, int64_t n, sl_err *err) {
+    rank *r = arg;
+    (void)k, (void)states, (void)n, (void)err;
+    sl_metric_beat(r->st->metrics);
+    return 0;
+}
+
+/* This batch was being computed at two deaths of the group in a row: each row runs alone, its states are dropped, and
+ * SL_M_ROW_AT names the row that kills. */
+static int try_rows(rank *r, const sl_batch_view *v, sl_err *err) {
+    sl_metrics *m = r->st->metrics;
+    uint64_t lo, hi;
+    int rc = 0;
+    sl_log(SL_WARN, "batch %llu: its %u rows run one by one first, to find the one that kills",
+           (unsigned long long)v->desc->batch_no, v->desc->n_rows);
+    for (uint32_t i = 0; !rc && i < v->desc->n_rows; i++) {
+        sl_forward_row one = {.t0 = 0, .T = v->rows[i].T};
+        if (poison(r, i)) continue;
+        sl_metric_set(m, SL_M_ROW_AT, i + 1);
+        crash_row(r, &v->rows[i]);
+        rc = sl_forward_run(r->fwd, v->ids + v->rows[i].t0, &one, 1, NULL, drop_state, r, err);
+        if (!rc) rc = r->ops->sync(r->ops->ctx, err); /* a fault of the device belongs to this row */
+        /* Nobody begins a row before all have ended the one before: the highest row of all ranks is the one to blame.
+         */
+        if (!rc) rc = r->coll->agree(r->coll, i, &lo, &hi, err);
+    }
+    sl_metric_set(m, SL_M_ROW_AT, 0);
+    return rc ? rc : r->coll->agree(r->coll, 0, &lo, &hi, err); /* nor the batch before all have ended the last row */
+}
+
+/* The ids to run: zeros in the place of a poison row, so that its batch mates stand where they stood and come out as
+ * they would have without it. */
+static int ids_to_run(rank *r, const sl_batch_view *v, const int32_t **ids, sl_err *err) {
+    bool some = false;
+    for (uint32_t i = 0; i < v->desc->n_rows; i++) some = some || poison(r, i);
+    *ids = v->ids;
+    if (!some) return 0;
+    free(r->stand_in);
+    r->stand_in = malloc((uint64_t)v->desc->n_tokens * sizeof *r->stand_in);
+    if (!r->stand_in) return sl_err_set(err, SL_ETEMP, "rank: out of memory");
+    memcpy(r->stand_in, v->ids, (uint64_t)v->desc->n_tokens * sizeof *r->stand_in);
+    for (uint32_t i = 0; i < v->desc->n_rows; i++)
+        if (poison(r, i)) memset(r->stand_in + v->rows[i].t0, 0, (uint64_t)v->rows[i].T * sizeof *r->stand_in);
+    *ids = r->stand_in;
+    return 0;
+}
+
 static int run_batch(rank *r, sl_err *err) {
     sl_batch_view v;
     int rc = sl_batch_open(&v, r->batches, r->pos, err);
@@ -225,14 +290,20 @@ static int run_batch(rank *r, sl_err *err) {
     if ((rc = same_batch(r, d, err))) return rc;
     for (uint32_t i = 0; i < d->n_rows; i++) {
         r->rows[i] = (sl_forward_row){.t0 = v.rows[i].t0, .T = v.rows[i].T};
-        r->nll[i] = v.rows[i].flags & SL_ROW_NLL ? 0 : -1;
+        r->nll[i] = v.rows[i].flags & SL_ROW_NLL && !poison(r, i) ? 0 : -1;
     }
+    const int32_t *ids;
+    if (atomic_load(&r->st->ctl[1 + r->st->me->group].isolate_bpos) == r->pos + 1 && (rc = try_rows(r, &v, err)))
+        return sl_err_wrap(err, "batch %llu, a row alone", (unsigned long long)d->batch_no);
+    if ((rc = ids_to_run(r, &v, &ids, err))) return rc;
+    for (uint32_t i = 0; i < d->n_rows; i++)
+        if (!poison(r, i)) crash_row(r, &v.rows[i]);
     sl_metrics *m = r->st->metrics;
     sl_metric_add(m, SL_M_ROWS_IN, d->n_rows);
     sl_metric_add(m, SL_M_TOKENS_IN, d->n_tokens);
     uint64_t t0 = sl_now_ns(), out0 = sl_metric_get(m, r->st->proc, SL_M_WAIT_OUT_NS);
     sl_export_begin(r->exp, r->pos, d->batch_no, d->n_tokens, v.rows[0].T);
-    rc = sl_forward_run(r->fwd, v.ids, r->rows, (int32_t)d->n_rows, r->want_nll ? r->nll : NULL, on_state, r, err);
+    rc = sl_forward_run(r->fwd, ids, r->rows, (int32_t)d->n_rows, r->want_nll ? r->nll : NULL, on_state, r, err);
     if (!rc && r->id == 0) rc = export_rows(r, &v, err);
     uint64_t waited = sl_metric_get(m, r->st->proc, SL_M_WAIT_OUT_NS) - out0, took = sl_now_ns() - t0;
     if (!rc) rc = sl_export_end(r->exp, took > waited ? took - waited : 0, err);
@@ -289,6 +360,7 @@ int sl_rank_run(sl_stage *st, sl_err *err) {
     rank r = {.st = st, .b = st->boot, .g = &st->boot->groups[st->me->group], .id = st->me->rank};
     r.epoch = atomic_load(&st->ctl[1 + st->me->group].epoch);
     sl_metric_set(st->metrics, SL_M_EPOCH, r.epoch);
+    sl_metric_set(st->metrics, SL_M_ROW_AT, 0);
     sl_metric_regime(st->metrics, SL_M_BUSY_NS);
     int rc = open_ops(&r, err);
     if (!rc) rc = load(&r, err);
@@ -311,5 +383,6 @@ int sl_rank_run(sl_stage *st, sl_err *err) {
     if (r.ops) r.ops->destroy(r.ops);
     free(r.rows);
     free(r.nll);
+    free(r.stand_in);
     return rc;
 }

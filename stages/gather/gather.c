@@ -404,6 +404,8 @@ static int group_turn(sl_gather *g, group *gr, bool *full, sl_err *err) {
         bool complete;
         if ((moved = read_lanes(g, gr, &complete, err)) < 0) return moved;
         if (!complete) return moved;
+        for (uint32_t i = 0; i < gr->v.desc->n_rows; i++) /* (its states are those of a stand-in) */
+            if (sl_ctl_poison_row(ctl_of(g, gr), gr->cur, i)) sl_check_condemn_row(gr->check, i, SL_V_POISON);
         gr->rows = sl_check_finish(gr->check);
         gr->ready = true;
     }

@@ -204,6 +204,10 @@ void sl_check_condemn(sl_check *c, sl_verdict v, unsigned rank, uint64_t detail,
     for (uint32_t i = 0; i < c->n_rows; i++) condemn_row(c, i, v, 0xffff, rank, 0xffffffff, detail, want);
 }
 
+void sl_check_condemn_row(sl_check *c, uint32_t i, sl_verdict v) {
+    if (i < c->n_rows) condemn_row(c, i, v, 0xffff, 0xffff, 0xffffffff, 0, 0);
+}
+
 /* The row that holds token t of the batch. */
 static uint32_t row_of(const sl_check *c, uint32_t t) {
     uint32_t lo = 0, hi = c->n_rows - 1;
