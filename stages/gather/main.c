@@ -12,5 +12,6 @@ int main(int argc, char **argv) {
            st.boot->tp, st.boot->tp == 1 ? "" : "s", st.boot->n_captures, st.boot->width);
     if (sl_gather_run(g, &err)) return sl_stage_fail(&st, &err);
     sl_gather_close(g);
+    sl_metrics_detach(st.metrics);
     return 0;
 }
