@@ -11,7 +11,8 @@ typedef struct sl_extent {
     sl_finite_check check;            /* done on each piece while the next ones are being read */
 } sl_extent;
 
-/* x[0..n) is sorted in place; map[file] is the whole file, mapped. 0, or what sl_check_finite says. A page that cannot be read
- * now is read, or faults, when it is used. */
-int sl_resident_read(const sl_source *src, const uint8_t *const *map, sl_extent *x, uint64_t n, sl_loader_progress *p, sl_err *err);
+/* x[0..n) is sorted in place; map[file] is the whole file, mapped. 0, or what sl_check_finite says. A page that cannot
+ * be read now is read, or faults, when it is used. */
+int sl_resident_read(const sl_source *src, const uint8_t *const *map, sl_extent *x, uint64_t n, sl_loader_progress *p,
+                     sl_err *err);
 #endif
