@@ -36,6 +36,7 @@ struct SlCuda {
     void *fp_dev = nullptr; /* fingerprint partials and results */
     uint64_t fp_cap = 0;
     float *nll_dev = nullptr;
+    uint64_t nll_cap = 0, head_cap = 0;
     char *route_dev = nullptr; /* router's workspace when the caller set none */
     uint64_t route_cap = 0;
     void *head_dev = nullptr; /* lm_head in the activation type, when the file has another */

@@ -40,8 +40,9 @@ __global__ void route_kernel(int32_t *idx, float *wout, const float *logits, int
     }
     for (int e = lane; e < E; e += 32) c[e] = s[e] + (r.bias ? r.bias[e] : 0.f);
     __syncwarp();
+    unsigned keep = ~0u; /* groups that may be chosen from */
+    const int per = r.n_group > 1 ? E / r.n_group : E;
     if (r.n_group > 1) { /* lane g scores group g; the best topk_group stay, the others cannot be chosen */
-        const int per = E / r.n_group;
         float gs = -INFINITY, gs2 = -INFINITY;
         for (int g = lane; g < r.n_group; g += 32) { /* n_group <= 32: one turn */
             for (int i = 0; i < per; i++) {
@@ -58,18 +59,19 @@ __global__ void route_kernel(int32_t *idx, float *wout, const float *logits, int
             const float o = __shfl_sync(~0u, gs, g);
             better += o > gs || (o == gs && g < lane);
         }
-        const unsigned keep = __ballot_sync(~0u, lane < r.n_group && better < r.topk_group);
-        for (int e = lane; e < E; e += 32)
-            if (!(keep >> (e / per) & 1)) c[e] = -INFINITY;
-        __syncwarp();
+        keep = __ballot_sync(~0u, lane < r.n_group && better < r.topk_group);
     }
     int chosen = 0;
-    float w = 0; /* lane j keeps choice j */
+    float w = 0;        /* lane j keeps choice j */
+    unsigned taken = 0; /* of this lane's entries, at most 1024 / 32 */
     for (int j = 0; j < r.top_k; j++) {
         float best = -INFINITY;
         int at = E;
-        for (int e = lane; e < E; e += 32)
-            if (c[e] > best || (c[e] == best && e < at)) best = c[e], at = e;
+        for (int e = lane; e < E; e += 32) {
+            const bool out = taken >> (e / 32) & 1 || (r.n_group > 1 && !(keep >> (e / per) & 1));
+            const float v = out ? -INFINITY : c[e];
+            if (v > best || (v == best && e < at)) best = v, at = e;
+        }
 #pragma unroll
         for (int o = 16; o; o >>= 1) {
             const float ob = __shfl_xor_sync(~0u, best, o);
@@ -78,9 +80,7 @@ __global__ void route_kernel(int32_t *idx, float *wout, const float *logits, int
         }
         if (at >= E) at = 0; /* only with NaN scores: the states are rejected later as not finite */
         if (lane == j) chosen = at, w = s[at];
-        __syncwarp();
-        if (lane == 0) c[at] = -INFINITY;
-        __syncwarp();
+        if (at % 32 == lane) taken |= 1u << (at / 32);
     }
     const bool mine = lane < r.top_k;
     if (r.score == SL_SCORE_SOFTMAX_TOPK) {
@@ -240,8 +240,8 @@ template <class T> __global__ void moe_glu_kernel(T *out, const GluArgs a) {
             const int64_t gi = !a.up && a.interleaved ? 2 * i : i, ui = a.up ? i : a.interleaved ? 2 * i + 1 : a.I + i;
             float gv = to_f<T>(g[gi]), uv = to_f<T>(u ? u[ui] : g[ui]);
             if (a.gate_bias) {
-                gv = rnd<T>(gv + (a.up ? a.gate_bias[e * a.I + i] : a.gate_bias[e * 2 * a.I + gi]));
-                uv = rnd<T>(uv + (a.up ? (a.up_bias ? a.up_bias[e * a.I + i] : 0.f) : a.gate_bias[e * 2 * a.I + ui]));
+                gv += a.up ? a.gate_bias[e * a.I + i] : a.gate_bias[e * 2 * a.I + gi];
+                uv += a.up ? (a.up_bias ? a.up_bias[e * a.I + i] : 0.f) : a.gate_bias[e * 2 * a.I + ui];
             }
             out[row * a.I + i] = from_f<T>(moe_act<T>(gv, uv, a.kind, a.limit));
         }
@@ -283,7 +283,7 @@ template <class T, int VEC> __global__ void combine_kernel(T *out, const T *y, c
                 v[0] = to_f<T>(*row);
 #pragma unroll
             for (int q = 0; q < VEC; q++) {
-                if (a.bias) v[q] = rnd<T>(v[q] + a.bias[(int64_t)(experts[j] - a.first) * a.H + i + q]);
+                if (a.bias) v[q] += a.bias[(int64_t)(experts[j] - a.first) * a.H + i + q];
                 if (a.in_bf16)
                     acc[q] = rnd<T>(acc[q] + rnd<T>(v[q] * ws[j]));
                 else

@@ -29,6 +29,16 @@ __global__ void __launch_bounds__(256) nll_kernel(float *out, const float *logit
     }
 }
 
+/* *p holds at least `bytes`; kept from call to call, made anew for a larger head. */
+static int reserve(SlCuda *c, void **p, uint64_t *cap, uint64_t bytes, sl_err *err) {
+    if (bytes <= *cap) return 0;
+    SL_CU(cudaStreamSynchronize(c->stream));
+    cudaFree(*p), *p = nullptr, *cap = 0;
+    SL_CU(cudaMalloc(p, bytes));
+    *cap = bytes;
+    return 0;
+}
+
 int sl_cuda_nll(SlCuda *c, double *nll, const void *x, int64_t T, int64_t H, const int32_t *ids, const sl_mat *head,
                 sl_err *err) {
     if (T < 2) { /* nothing to predict */
@@ -36,18 +46,18 @@ int sl_cuda_nll(SlCuda *c, double *nll, const void *x, int64_t T, int64_t H, con
         return 0;
     }
     const int64_t V = head->n, elem = c->act == SL_F32 ? 4 : 2;
-    if (!c->nll_dev) SL_CU(cudaMalloc((void **)&c->nll_dev, ((size_t)NLL_ROWS * V + NLL_ROWS) * 4));
-    if (!c->head_dev && head->fmt != (c->act == SL_F32 ? SL_W_F32 : SL_W_BF16))
-        SL_CU(cudaMalloc(&c->head_dev, (size_t)V * H * elem));
+    int rc = reserve(c, (void **)&c->nll_dev, &c->nll_cap, ((uint64_t)NLL_ROWS * V + NLL_ROWS) * 4, err);
+    if (!rc && head->fmt != (c->act == SL_F32 ? SL_W_F32 : SL_W_BF16))
+        rc = reserve(c, &c->head_dev, &c->head_cap, (uint64_t)V * H * elem, err);
+    if (rc) return rc;
     sl_mat w;
-    const int prepared = sl_cuda_as_act(c, &w, head, c->head_dev, err);
-    if (prepared) return prepared;
+    if ((rc = sl_cuda_as_act(c, &w, head, c->head_dev, err))) return rc;
     float *logits = c->nll_dev, *rows = logits + (size_t)NLL_ROWS * V;
     std::vector<float> host(NLL_ROWS);
     double sum = 0;
     for (int64_t t0 = 0; t0 < T - 1; t0 += NLL_ROWS) {
         const int64_t n = std::min<int64_t>(NLL_ROWS, T - 1 - t0);
-        const int rc = sl_cuda_linear_f32out(c, logits, V, (const char *)x + t0 * H * elem, H, n, &w, err);
+        rc = sl_cuda_linear_f32out(c, logits, V, (const char *)x + t0 * H * elem, H, n, &w, err);
         if (rc) return rc;
         nll_kernel<<<(unsigned)n, 256, 0, c->stream>>>(rows, logits, V, ids + t0 + 1);
         SL_LAUNCHED("nll");

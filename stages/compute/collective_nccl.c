@@ -122,16 +122,17 @@ int sl_coll_nccl_open(sl_coll **out, sl_coll *host, sl_ops *ops, sl_err *err) {
     int agreed = host->agree(host, rc == 0, &least, &most, rc ? NULL : err);
     if (!rc) rc = agreed;
     if (!rc && !least) rc = sl_err_set(err, SL_ECONFIG, "another rank of the group cannot open NCCL");
+    c->host = host;
     if (!rc) rc = share_id(c, host->rank, &id, err);
     if (!rc) {
         ncclResult_t r = c->api.init(&c->comm, host->tp, id, host->rank);
         if (r != ncclSuccess) rc = nccl_fail(c, r, "ncclCommInitRank", err);
     }
     if (rc) {
+        c->host = NULL; /* stays the caller's */
         nccl_destroy(coll);
         return rc;
     }
-    c->host = host;
     *out = coll;
     return 0;
 }

@@ -32,7 +32,8 @@ def build(shape, **changed):
     from transformers import AutoConfig, AutoModel
     j = json.load(open(os.path.join(shape, "config.json")))
     j = j.get("text_config", j)
-    j.pop("quantization_config", None)
+    for key in ("quantization_config", "pad_token_id", "bos_token_id", "eos_token_id"):
+        j.pop(key, None)
     j.update(changed)
     kind = {"kimi_k2": "deepseek_v3"}.get(j["model_type"], j["model_type"])
     j["model_type"] = kind
