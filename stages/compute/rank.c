@@ -95,6 +95,7 @@ static int load(rank *r, sl_err *err) {
     sl_metric_set(r->st->metrics, SL_M_STATE, SL_ST_LOADING);
     uint64_t t0 = r->last_log_ns = sl_now_ns();
     int rc = sl_model_load(&r->model, &o, r->ops, err);
+    if (rc == SL_EDATA) rc = err->code = SL_ECONFIG; /* a damaged model: starting again will not help */
     if (rc) return sl_err_wrap(err, "loading model %s", b->model);
     double sec = (double)(sl_now_ns() - t0) / 1e9;
     uint64_t bytes = sl_metric_get(r->st->metrics, r->st->proc, SL_M_LOAD_TOTAL);
