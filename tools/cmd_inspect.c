@@ -182,6 +182,7 @@ int sl_cmd_inspect(int argc, char **argv) {
     }
     v->model = argv[1];
     rc = look(v, &err);
+    if (rc == SL_EDATA) rc = err.code = SL_ECONFIG; /* damaged: it cannot be run */
     if (!rc && *v->spec.unknown)
         fprintf(stderr, "warning: config.json has keys that are not known and were not used: %s\n", v->spec.unknown);
     if (!rc && o.json)
