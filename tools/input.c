@@ -162,7 +162,7 @@ static int open_spool(const char *dir, sl_err *err) {
 int sl_input_open(sl_input **out, const char *path, const char *spool, sl_err *err) {
     sl_input *in = calloc(1, sizeof *in);
     unsigned char head[4];
-    struct stat st;
+    struct stat st = {0};
     if (!in) return sl_err_set(err, SL_ETEMP, "out of memory");
     in->fd = -1;
     in->raw = strcmp(path, "-") ? open(path, O_RDONLY | O_CLOEXEC) : fcntl(0, F_DUPFD_CLOEXEC, 3);

@@ -185,9 +185,10 @@ const char *sl_pusher_fault(const sl_pusher *p) {
 }
 
 int sl_pusher_shard(const char *text, uint64_t *shard, uint64_t *shards, sl_err *err) {
-    unsigned i, n;
-    int end = 0;
-    if (sscanf(text, "%9u/%9u%n", &i, &n, &end) != 2 || text[end] || !i || i > n || text[0] == '-' || text[0] == '+')
+    char *slash = NULL, *end = NULL;
+    unsigned long i = text[0] >= '1' && text[0] <= '9' ? strtoul(text, &slash, 10) : 0, n = 0;
+    if (i && *slash == '/' && slash[1] >= '1' && slash[1] <= '9') n = strtoul(slash + 1, &end, 10);
+    if (!n || *end || i > n || n > 1000000000)
         return sl_err_set(err, SL_EUSAGE, "--shard %s: expected I/N with I from 1 to N, for example 1/4", text);
     *shard = i - 1, *shards = n;
     return SL_OK;

@@ -294,8 +294,8 @@ static int run_batch(rank *r, sl_err *err) {
         r->nll[i] = v.rows[i].flags & SL_ROW_NLL && !poison(r, i) ? 0 : -1;
     }
     const int32_t *ids;
-    if (atomic_load(&r->st->ctl[1 + r->st->me->group].isolate_bpos) == r->pos + 1 && (rc = try_rows(r, &v, err)))
-        return sl_err_wrap(err, "batch %llu, a row alone", (unsigned long long)d->batch_no);
+    if (atomic_load(&r->st->ctl[1 + r->st->me->group].isolate_bpos) == r->pos + 1) rc = try_rows(r, &v, err);
+    if (rc) return sl_err_wrap(err, "batch %llu, a row alone", (unsigned long long)d->batch_no);
     if ((rc = ids_to_run(r, &v, &ids, err))) return rc;
     for (uint32_t i = 0; i < d->n_rows; i++)
         if (!poison(r, i)) crash_row(r, &v.rows[i]);
