@@ -320,9 +320,10 @@ void sl_status_pack(const sl_status *s, msgpack_sbuffer *out) {
     msgpack_pack_map(&pk, HEAD_KEYS + TOTALS_KEYS + 5);
     pack_head(s, &pk);
     pack_totals(s, &pk);
-    map(&pk, "disk", 2);
+    map(&pk, "disk", 3);
     sl_wire_ku64(&pk, "free", sl_metric_get(m, SL_PROC_WRITER, SL_M_FREE_BYTES));
     sl_wire_ku64(&pk, "paused", sl_metric_get(m, SL_PROC_WRITER, SL_M_PAUSED));
+    sl_wire_ku64(&pk, "need", sl_metric_get(m, SL_PROC_WRITER, SL_M_DISK_NEED)); /* forecast: bytes still to come */
     pack_stages(s, &pk);
     pack_rings(s, &pk);
     pack_groups(s, &pk);

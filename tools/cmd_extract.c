@@ -25,8 +25,8 @@
 static struct {
     sl_cli_list input, set;
     const char *output, *dataset, *model, *layers, *final, *tp, *dp, *threads, *backend, *precision, *layout, *codec,
-        *zstd_level, *shard_size, *max_length, *batch_tokens, *overlong, *min_supervised, *train_on, *rows_from,
-        *reasoning, *chat_template, *template_args, *tokenizer, *nll_every, *feeder_threads, *shard;
+        *zstd_level, *shard_size, *reserve, *max_length, *batch_tokens, *overlong, *min_supervised, *train_on,
+        *rows_from, *reasoning, *chat_template, *template_args, *tokenizer, *nll_every, *feeder_threads, *shard;
     uint64_t limit;
     bool random, json, no_verify, plan, verbose, per_turn;
 } o;
@@ -91,6 +91,7 @@ static const sl_cli_opt opts[] = {
     {"codec", 0, SL_CLI_CHOICE, "none|zstd|bf16", "Compression of shards. Default bf16 (f32 states: zstd).", &o.codec},
     {"zstd-level", 0, SL_CLI_STR, "N", "Default 1.", &o.zstd_level},
     {"shard-size", 0, SL_CLI_STR, "SIZE", "Default 4GiB.", &o.shard_size},
+    {"reserve", 0, SL_CLI_STR, "SIZE", "Wait when less than this is free on the disk. Default 256MiB.", &o.reserve},
     {"Command", 0, SL_CLI_HEAD},
     {"set", 0, SL_CLI_LIST, "SECTION.KEY=VALUE", "Any key of sluiced --print-default-config. May be repeated.", &o.set},
     {"plan", 0, SL_CLI_FLAG, NULL, "Print what would be run and what it needs; start nothing.", &o.plan},
@@ -152,6 +153,7 @@ static const struct {
     {&o.codec, "store.codec"},
     {&o.zstd_level, "store.zstd_level"},
     {&o.shard_size, "store.shard_size"},
+    {&o.reserve, "store.reserve"},
 };
 
 /* ---- one run ---- */
@@ -375,16 +377,25 @@ static sl_feed_counts counts(const run *r) {
 /* Once every row is tokenized the size is known. */
 static void say_estimate(run *r) {
     if (r->estimated || !r->has_status || !sl_pusher_answered(r->push)) return;
-    r->estimated = true;
     const msgpack_object *m = &r->last.data;
+    sl_feed_counts n = counts(r);
+    if (!sl_status_dbl(m, "tokens.accepted") && n.accepted + n.durable)
+        return; /* the status is older than the answers */
+    r->estimated = true;
     double tokens = sl_status_dbl(m, "tokens.accepted"), done = sl_status_dbl(m, "tokens.committed"),
            each = sl_status_dbl(m, "layout.token_bytes"), room = sl_status_dbl(m, "disk.free");
-    double ratio = sl_status_dbl(m, "bytes.ratio"), need = (tokens - done) * each / (ratio > 1 ? ratio : 1);
+    /* Before anything is written: what real states gave, from below. */
+    bool plain = (o.codec && !strcmp(o.codec, "none")) || (o.layout && !strcmp(o.layout, "files")),
+         f32 = o.precision && !strcmp(o.precision, "f32");
+    double ratio = sl_status_dbl(m, "bytes.ratio"), usual = plain                                          ? 1
+                                                            : f32 || (o.codec && !strcmp(o.codec, "zstd")) ? 1.1
+                                                                                                           : 1.45;
+    double need = (tokens - done) * each / (ratio > 0 ? ratio : usual);
     char a[32], b[32], c[32], d[32];
     sl_cli_progress_end(&r->bar);
-    fprintf(stderr, "%s tokens in %llu rows: %s of states, %s still to be written, %s free\n", sl_cli_count(a, tokens),
-            (unsigned long long)counts(r).rows, sl_cli_bytes(b, tokens * each), sl_cli_bytes(c, need),
-            room > 0 ? sl_cli_bytes(d, room) : "?");
+    fprintf(stderr, "%s tokens in %llu rows: %s of states, about %s still to be written, %s free\n",
+            sl_cli_count(a, tokens), (unsigned long long)counts(r).rows, sl_cli_bytes(b, tokens * each),
+            sl_cli_bytes(c, need), room > 0 ? sl_cli_bytes(d, room) : "?");
     if (room > 0 && need > room)
         fprintf(stderr, "WARNING: the disk has less room than that; the flow will wait when it is full\n");
 }

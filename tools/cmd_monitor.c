@@ -50,17 +50,17 @@ static void on_signal(int sig) {
 /* ---- one line ---- */
 
 static void print_line(const msgpack_object *m) {
-    char state[32], a[32], b[32], c[32], room[32], eta[32];
+    char state[32], a[32], b[32], c[32], room[32], need[32], eta[32];
     double e = sl_status_dbl(m, "eta");
-    printf("%s rows %llu/%llu queued %llu rejected %llu | %s tok/s | %s/s raw %s/s stored | ratio %.2f | free %s | eta "
-           "%s%s\n",
+    printf("%s rows %llu/%llu queued %llu rejected %llu | %s tok/s | %s/s raw %s/s stored | ratio %.2f | free %s, "
+           "%s to come | eta %s%s\n",
            sl_status_str(m, "state", state, sizeof state), (unsigned long long)sl_status_u64(m, "rows.committed"),
            (unsigned long long)sl_status_u64(m, "rows.accepted"), (unsigned long long)sl_status_u64(m, "rows.queued"),
            (unsigned long long)(sl_status_u64(m, "rows.rejected") + sl_status_u64(m, "rows.refused")),
            sl_cli_count(a, sl_status_dbl(m, "rate.tokens")), sl_cli_bytes(b, sl_status_dbl(m, "rate.raw")),
            sl_cli_bytes(c, sl_status_dbl(m, "rate.stored")), sl_status_dbl(m, "bytes.ratio"),
-           sl_cli_bytes(room, sl_status_dbl(m, "disk.free")), e < 0 ? "?" : sl_cli_span(eta, e),
-           sl_status_u64(m, "disk.paused") ? " PAUSED: disk full" : "");
+           sl_cli_bytes(room, sl_status_dbl(m, "disk.free")), sl_cli_bytes(need, sl_status_dbl(m, "disk.need")),
+           e < 0 ? "?" : sl_cli_span(eta, e), sl_status_u64(m, "disk.paused") ? " PAUSED: disk full" : "");
     fflush(stdout);
 }
 
@@ -183,11 +183,11 @@ static void draw_screen(const msgpack_object *m) {
          sl_cli_bytes(d, sl_status_dbl(m, "rate.stored")), sl_status_dbl(m, "bytes.ratio"),
          eta < 0 ? "?" : sl_cli_span(e, eta));
     if (isnan(nll))
-        line(&s, "nll     -    disk %s free%s", sl_cli_bytes(b, sl_status_dbl(m, "disk.free")),
-             sl_status_u64(m, "disk.paused") ? "  PAUSED: full" : "");
+        line(&s, "nll     -    disk %s free, %s to come%s", sl_cli_bytes(b, sl_status_dbl(m, "disk.free")),
+             sl_cli_bytes(c, sl_status_dbl(m, "disk.need")), sl_status_u64(m, "disk.paused") ? "  PAUSED: full" : "");
     else
-        line(&s, "nll     %.4f    disk %s free%s", nll, sl_cli_bytes(b, sl_status_dbl(m, "disk.free")),
-             sl_status_u64(m, "disk.paused") ? "  PAUSED: full" : "");
+        line(&s, "nll     %.4f    disk %s free, %s to come%s", nll, sl_cli_bytes(b, sl_status_dbl(m, "disk.free")),
+             sl_cli_bytes(c, sl_status_dbl(m, "disk.need")), sl_status_u64(m, "disk.paused") ? "  PAUSED: full" : "");
     line(&s, " ");
     draw_flow(&s, m);
     line(&s, " ");
