@@ -240,8 +240,8 @@ template <class T> __global__ void moe_glu_kernel(T *out, const GluArgs a) {
             const int64_t gi = !a.up && a.interleaved ? 2 * i : i, ui = a.up ? i : a.interleaved ? 2 * i + 1 : a.I + i;
             float gv = to_f<T>(g[gi]), uv = to_f<T>(u ? u[ui] : g[ui]);
             if (a.gate_bias) {
-                gv += a.up ? a.gate_bias[e * a.I + i] : a.gate_bias[e * 2 * a.I + gi];
-                uv += a.up ? (a.up_bias ? a.up_bias[e * a.I + i] : 0.f) : a.gate_bias[e * 2 * a.I + ui];
+                gv = rnd<T>(gv + (a.up ? a.gate_bias[e * a.I + i] : a.gate_bias[e * 2 * a.I + gi]));
+                uv = rnd<T>(uv + (a.up ? (a.up_bias ? a.up_bias[e * a.I + i] : 0.f) : a.gate_bias[e * 2 * a.I + ui]));
             }
             out[row * a.I + i] = from_f<T>(moe_act<T>(gv, uv, a.kind, a.limit));
         }
@@ -283,7 +283,7 @@ template <class T, int VEC> __global__ void combine_kernel(T *out, const T *y, c
                 v[0] = to_f<T>(*row);
 #pragma unroll
             for (int q = 0; q < VEC; q++) {
-                if (a.bias) v[q] += a.bias[(int64_t)(experts[j] - a.first) * a.H + i + q];
+                if (a.bias) v[q] = rnd<T>(v[q] + a.bias[(int64_t)(experts[j] - a.first) * a.H + i + q]);
                 if (a.in_bf16)
                     acc[q] = rnd<T>(acc[q] + rnd<T>(v[q] * ws[j]));
                 else
