@@ -1119,8 +1119,9 @@ static void test_moe_one(T_ *t, const moe_case *c) {
     got = act_get(t, out, c->T * c->H);
     /* On the GPU an expert's product is rounded before its bias is added, as transformers does: one rounding more. */
     double loose = c->bias && !strcmp(t->label, "cuda") ? 2.5 : 2;
-    compare(t, got, ref, c->T * c->H, loose, "moe %s T %lld H %lld I %lld experts %d+%d of %d fused %d", sl_wfmt_name(c->f),
-            (long long)c->T, (long long)c->H, (long long)c->I, c->first, c->local, c->experts, c->fused);
+    compare(t, got, ref, c->T * c->H, loose, "moe %s T %lld H %lld I %lld experts %d+%d of %d fused %d",
+            sl_wfmt_name(c->f), (long long)c->T, (long long)c->H, (long long)c->I, c->first, c->local, c->experts,
+            c->fused);
     free(x), free(gb), free(ub), free(db), free(ref), free(idx), free(w), free(got);
     free_wt(&g), free_wt(&u), free_wt(&d);
     done(t, "moe");
