@@ -2,6 +2,7 @@
 #include "tools/cli.h"
 #include "tools/commands.h"
 #include "tools/bench_op.h"
+#include "tools/bench_ring.h"
 #include "tools/bench_store.h"
 #include "tools/bench_tokenize.h"
 #include "stages/compute/bench.h"
@@ -329,6 +330,7 @@ static const struct {
     {"gemm", sl_bench_cmd_gemm, "a dense product alone, TFLOP/s"},
     {"moe", sl_bench_cmd_moe, "a block of experts, TFLOP/s"},
     {"allreduce", sl_bench_cmd_allreduce, "sums over ranks, GB/s"},
+    {"ring", sl_bench_cmd_ring, "a ring between two processes, messages and GB/s"},
     {"store", sl_bench_cmd_store, "writer throughput, commits included"},
     {"codec", sl_bench_cmd_codec, "compression ratio and speed of one thread"},
     {"tokenize", sl_bench_cmd_tokenize, "text to token ids on one thread"},
