@@ -30,6 +30,6 @@ void sl_notify(const char *fmt, ...) {
 
 uint64_t sl_notify_watchdog_ns(void) {
     const char *usec = getenv("WATCHDOG_USEC"), *pid = getenv("WATCHDOG_PID");
-    if (!usec || (pid && atol(pid) != (long)getpid())) return 0;
+    if (!usec || (pid && strtol(pid, NULL, 10) != (long)getpid())) return 0;
     return strtoull(usec, NULL, 10) * 500; /* half, in ns */
 }

@@ -46,6 +46,7 @@ int sl_cpu_nll(void *ctx, double *nll, const void *x, int64_t T, int64_t H, cons
         for (int64_t t = 0; t < rows; t++) {
             m[t] = -INFINITY;
             l[t] = 0;
+            hit[t] = 0;
         }
         for (int64_t v = 0; v < head->n; v += VOCAB) {
             int64_t vn = head->n - v < VOCAB ? head->n - v : VOCAB;

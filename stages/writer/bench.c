@@ -48,7 +48,7 @@ static int make_states(uint16_t *x, uint64_t n, uint32_t width, sl_err *err) {
         scale[c] = 0.05f * expf(0.7f * gauss()) * (rnd() % 500 ? 1.f : 30.f);
         mean[c] = 0.3f * scale[c] * gauss();
     }
-    for (uint64_t t = 0; t < n / width; t++) {
+    for (uint64_t t = 0; width && t < n / width; t++) {
         float token = expf(0.2f * gauss());
         for (uint32_t c = 0; c < width; c++) {
             float tail = 0;
@@ -222,6 +222,7 @@ static int cut_blocks(cut **out, uint64_t *n, uint64_t *enc_cap, const char *len
     if (lengths && !f) return sl_err_sys(err, SL_EUSAGE, errno, "cannot read %s", lengths);
     while (!rc && at < tokens) {
         unsigned long long v = tokens - at;
+        // NOLINTNEXTLINE(cert-err34-c): a number too large is too large
         if (!left && f && (fscanf(f, "%llu", &v) != 1 || !v || v > tokens - at)) break;
         if (!left) left = v;
         uint32_t rows = left < most ? (uint32_t)left : most;
@@ -290,10 +291,10 @@ int sl_bench_codec(sl_bench_codec_result out[SL_BENCH_CODECS], const char *input
     if (!rc) memset(enc, 1, cap); /* pages are there before the clock runs */
     for (unsigned k = 0; !rc && k < SL_BENCH_CODECS; k++) {
         bool slow = kinds[k].level > 1; /* some blocks, evenly spread, tell enough */
-        uint64_t use = 1 + (16ull << 20) / (bytes / n);
+        uint64_t use = 1 + (n ? (16ull << 20) * n / bytes : 0);
         out[k].name = kinds[k].name;
-        rc = run_codec(&out[k], kinds[k].codec, kinds[k].level, c, n, slow && n > use ? n / use : 1, (const uint8_t *)x,
-                       enc, dec, slow ? 1 : repeat, err);
+        rc = run_codec(&out[k], kinds[k].codec, kinds[k].level, c, n, slow && use && n > use ? n / use : 1,
+                       (const uint8_t *)x, enc, dec, slow ? 1 : repeat, err);
     }
     if (x) munmap(x, bytes);
     free(c);

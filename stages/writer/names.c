@@ -37,8 +37,8 @@ void sl_store_shard_name(char *buf, size_t cap, uint32_t shard, int open) {
 
 int sl_store_shard_parse(const char *name, uint32_t *shard, int *open) {
     char canon[64];
-    unsigned n;
-    if (sscanf(name, "shard-%u", &n) != 1) return 0;
+    if (strncmp(name, "shard-", 6)) return 0;
+    uint32_t n = (uint32_t)strtoul(name + 6, NULL, 10); /* anything but its one right spelling is found below */
     for (*open = 0; *open < 2; ++*open) {
         sl_store_shard_name(canon, sizeof canon, n, *open);
         if (!strcmp(canon, name)) {

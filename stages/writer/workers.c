@@ -60,9 +60,10 @@ int sl_workers_open(sl_workers **out, unsigned n, int efd, sl_err *err) {
             e = pthread_create(&p->threads[p->n], NULL, body, s);
         }
         if (e) {
+            unsigned running = p->n;
             free(s);
             sl_workers_close(p);
-            return sl_err_sys(err, SL_ETEMP, e, "cannot start worker thread %u of %u", p->n, n);
+            return sl_err_sys(err, SL_ETEMP, e, "cannot start worker thread %u of %u", running, n);
         }
     }
     *out = p;
