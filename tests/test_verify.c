@@ -271,8 +271,8 @@ static unsigned zones_of(const char *path, zone *z, unsigned cap) {
     struct stat st;
     sl_src src = {.fd = open(path, O_RDONLY), .name = path};
     sl_shard_head *h = malloc(sizeof *h);
-    sl_index_entry *ix;
-    uint64_t n_ix;
+    sl_index_entry *ix = NULL;
+    uint64_t n_ix = 0;
     unsigned n = 0;
     memset(frames_in, 0, sizeof frames_in);
     assert_true(src.fd >= 0 && !fstat(src.fd, &st));
