@@ -156,8 +156,10 @@ static int rank_plan(sl_preflight *p, const sl_config *c, int tp, sl_err *err) {
         uint64_t rows = pairs * (H + 2 * (uint64_t)s->moe_inter) * (uint64_t)tp;
         if (rows > mlp) mlp = rows;
     }
+    /* Ranks that add up keep their partial results of the whole batch, and on GPUs what the peers sent. */
+    uint64_t sums = tp > 1 ? (t - mt) * H * act + (p->on_host ? 0 : mt * H * act) : 0;
     p->rank_weights = p->model.weight_bytes;
-    p->rank_workspace = 2 * t * H * act + mt * act * (3 * H + (qkv + mlp) / (uint64_t)tp + 1) +
+    p->rank_workspace = 2 * t * H * act + sums + mt * act * (3 * H + (qkv + mlp) / (uint64_t)tp + 1) +
                         (p->on_host ? 0 : p->model.prepared_bytes) /* the cpu reads every format in place */ +
                         (uint64_t)b->max_length * 512 + (b->nll_every ? 64ull * (uint64_t)s->vocab * 4 : 0) + 32 * MIB;
     return SL_OK;

@@ -227,5 +227,13 @@ int sl_ops_cpu_create(sl_ops **out, int threads, sl_dtype act, sl_err *err);
 int sl_ops_cuda_create(sl_ops **out, int device, sl_dtype act, sl_err *err);
 int sl_ops_cuda_devices(void);               /* GPUs visible to this process; 0 also when there is no driver */
 void *sl_ops_cuda_stream(const sl_ops *ops); /* its compute stream (cudaStream_t), for collectives */
+/* For collectives: `stream` (a cudaStream_t of the same device) waits for all compute submitted so far and for the
+ * copies of captured states. */
+int sl_ops_cuda_fence(const sl_ops *ops, void *stream, sl_err *err);
+/* In `stream`: out[n] = round(x[0] + x[1] + .. + x[k-1] (+ h)), added in f32 in that order; h may be NULL, out may be h
+ * or any x. k is 1..SL_CUDA_SUM_MAX. */
+#define SL_CUDA_SUM_MAX 64
+int sl_ops_cuda_sum(const sl_ops *ops, void *stream, void *out, const void *h, const void *const *x, int k, int64_t n,
+                    sl_err *err);
 #endif
 #endif

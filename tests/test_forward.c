@@ -84,7 +84,7 @@ static int load_golden(golden *g, const char *dir) {
 /* ---- one run: some rows in some order, tp threads ---- */
 typedef struct setup {
     const char *dir;
-    int tp, split, micro, threads;
+    int tp, split, micro, threads, late; /* late: sums happen when they are waited for, batches are cut in two */
     sl_dtype act;
     int rows, order[MAX_ROWS];
 } setup;
@@ -198,8 +198,43 @@ static int open_ops(rank_run *r, const setup *s) {
     return sl_ops_cpu_create(&r->ops, s->threads, s->act, &r->err);
 }
 
+/* Sums that run beside compute, at their latest: nothing is there before wait. */
+typedef struct late_coll {
+    sl_coll real, *inner;
+    struct {
+        void *h, *part;
+        int64_t n;
+    } todo[SL_COLL_FLIGHT];
+    uint64_t begun;
+} late_coll;
+static int late_reduce(sl_coll *c, void *h, void *part, int64_t n, uint64_t *ticket, sl_err *err) {
+    late_coll *l = c->impl;
+    (void)err;
+    *ticket = l->begun++;
+    l->todo[*ticket % SL_COLL_FLIGHT].h = h;
+    l->todo[*ticket % SL_COLL_FLIGHT].part = part;
+    l->todo[*ticket % SL_COLL_FLIGHT].n = n;
+    return 0;
+}
+static int late_wait(sl_coll *c, uint64_t ticket, sl_err *err) {
+    late_coll *l = c->impl;
+    uint64_t t, i = ticket % SL_COLL_FLIGHT;
+    int rc = l->inner->reduce(l->inner, l->todo[i].h, l->todo[i].part, l->todo[i].n, &t, err);
+    return rc ? rc : l->inner->wait(l->inner, t, err);
+}
+static sl_coll *make_late(late_coll *l, sl_coll *inner) {
+    l->inner = inner;
+    l->real = *inner;
+    l->real.impl = l;
+    l->real.overlaps = 1;
+    l->real.reduce = late_reduce;
+    l->real.wait = late_wait;
+    return &l->real;
+}
+
 static void *rank_main(void *arg) {
     rank_run *r = arg;
+    late_coll late = {0};
     const setup *s = r->s;
     sl_model *m = NULL;
     sl_coll *coll = NULL;
@@ -215,7 +250,7 @@ static void *rank_main(void *arg) {
     if (!r->rc)
         r->rc = s->tp == 1 ? sl_coll_none_open(&coll, &r->err)
                            : sl_coll_shm_open(&coll, r->fd, r->rank, s->tp, 1, r->ops, &r->err);
-    if (!r->rc) r->rc = run_rows(r, m, coll);
+    if (!r->rc) r->rc = run_rows(r, m, s->late ? make_late(&late, coll) : coll);
     if (r->rc) { /* the other ranks would wait for ever */
         printf("FAIL: rank %d of %d: %s\n", r->rank, s->tp, r->err.msg);
         fflush(stdout);
@@ -371,6 +406,19 @@ static void check_company(const char *dir, const golden *g, const rank_run *full
     printf("company: worst %.3g\n", worst);
 }
 
+/* Overlapped sums: the same bits as sums that are there at once, whole batches in f32. */
+static void check_late(const setup *s, const golden *g, const rank_run *at_once) {
+    setup l = *s;
+    l.late = 1;
+    rank_run r = run(&l, g);
+    size_t bytes = (size_t)(g->n + 2) * (size_t)r.tokens * (size_t)g->H * 4;
+    if (on_gpu) /* halves may be computed by another algorithm of cuBLASLt */
+        printf("f32 tp %d, overlapped: worst %.3g\n", s->tp, judge(&l, g, &r, 5e-5, 0));
+    else if (memcmp(r.out, at_once->out, bytes))
+        FAIL("tp %d: overlapped sums differ from sums at once", s->tp);
+    free(r.out);
+}
+
 static void check_widths(const char *dir, const golden *g, const sl_spec *spec, int probe) {
     int splits[] = {SL_EXPERTS_EP, SL_EXPERTS_TP}, n_splits = spec->experts ? 2 : 1;
     for (int i = 0; i < n_splits; i++) {
@@ -381,6 +429,7 @@ static void check_widths(const char *dir, const golden *g, const sl_spec *spec, 
             rank_run r = run(&s, g);
             printf("f32 tp %d experts %s: worst %.3g\n", widths[w], splits[i] == SL_EXPERTS_EP ? "whole" : "sliced",
                    judge(&s, g, &r, on_gpu ? 5e-5 : 2e-5, probe));
+            if (widths[w] == 2) check_late(&s, g, &r);
             if (widths[w] == 1 && i == 0) {
                 check_nll(&s, &r);
                 if (!probe) check_company(dir, g, &r);

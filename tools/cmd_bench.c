@@ -21,15 +21,17 @@ static int print_json(json_t *j) {
 
 /* ---- forward, capture ---- */
 static struct {
-    const char *config, *layers, *weights, *precision, *experts, *backend, *format, *lengths;
-    uint64_t rank_of, threads, rows, length, warmup, repeat, micro_tokens, chunk_rows, seed;
+    const char *config, *layers, *weights, *precision, *experts, *backend, *format, *lengths, *how;
+    uint64_t rank_of, ranks, threads, rows, length, warmup, repeat, micro_tokens, chunk_rows, seed;
 } fo = {.layers = "eagle3",
         .weights = "random",
         .precision = "bf16",
         .experts = "auto",
         .backend = "cpu",
         .format = "config",
+        .how = "slices",
         .rank_of = 1,
+        .ranks = 1,
         .threads = 1,
         .rows = 4,
         .length = 512,
@@ -52,6 +54,11 @@ static const sl_cli_opt forward_opts[] = {
     {"rank-of", 0, SL_CLI_U64, "N",
      "run one rank's share of N tensor-parallel ranks, with the reductions left out (default 1)", &fo.rank_of, .min = 1,
      .max = 64},
+    {"ranks", 0, SL_CLI_U64, "N",
+     "run a whole group of N ranks in this process, a GPU each where there are enough, with their sums (default 1)",
+     &fo.ranks, .min = 1, .max = 8},
+    {"how", 0, SL_CLI_CHOICE, "slices|ring",
+     "how ranks on GPUs of their own add up: by slices, or by NCCL's own all-reduce (default slices)", &fo.how},
     {"experts", 0, SL_CLI_CHOICE, "auto|ep|tp", "how experts are split over ranks: whole or sliced (default auto)",
      &fo.experts},
     {"backend", 0, SL_CLI_CHOICE, "cpu|cuda", "default cpu", &fo.backend},
@@ -115,6 +122,15 @@ static json_t *forward_json(const char *what, const sl_bench_result *r) {
     if (fo.lengths) json_object_set_new(j, "lengths", json_string(fo.lengths));
     json_object_set_new(j, "tokens", json_integer((json_int_t)r->tokens));
     json_object_set_new(j, "rank_of", json_integer((json_int_t)fo.rank_of));
+    if (fo.ranks > 1) {
+        json_object_set_new(j, "ranks", json_integer((json_int_t)fo.ranks));
+        json_object_set_new(j, "how", json_string(r->how));
+        json_object_set_new(j, "sums", json_integer(r->sums));
+        json_object_set_new(j, "sums_alone_s", json_real(r->sums_s));
+        json_object_set_new(j, "sums_bus_gb_s", json_real(r->sums_bus_gb_s));
+        json_object_set_new(j, "unsummed_tok_s", json_real((double)r->tokens / r->unsummed_s[r->runs / 2]));
+        json_object_set_new(j, "sums_exposed", json_real(r->sums_exposed));
+    }
     json_object_set_new(j, "weights", json_string(fo.weights));
     json_object_set_new(j, "workspace_bytes", json_integer((json_int_t)r->workspace_bytes));
     json_object_set_new(j, "tok_s", json_real(r->median_tok_s));
@@ -163,6 +179,8 @@ static int run_forward(const sl_cli *cli, const char *what, int argc, char **arg
                        .backend = !strcmp(fo.backend, "cuda") ? SL_BACKEND_CUDA : SL_BACKEND_CPU,
                        .precision = !strcmp(fo.precision, "f32") ? SL_PREC_F32 : SL_PREC_BF16,
                        .tp = (int)fo.rank_of,
+                       .ranks = (int)fo.ranks,
+                       .ring = !strcmp(fo.how, "ring"),
                        .expert_split = !strcmp(fo.experts, "ep")   ? SL_EXPERTS_EP
                                        : !strcmp(fo.experts, "tp") ? SL_EXPERTS_TP
                                                                    : SL_EXPERTS_AUTO,

@@ -7,7 +7,7 @@
 #include <string.h>
 
 static struct {
-    const char *backend, *precision, *format;
+    const char *backend, *precision, *format, *how;
     uint64_t threads, repeat, inner, tokens, width, out, rows, length, heads, kv_heads, dqk, dv, window, experts, top_k,
         shared, ranks;
 } bo;
@@ -61,6 +61,10 @@ static const sl_cli_opt allreduce_opts[] = {{"Size", 0, SL_CLI_HEAD, NULL, NULL,
                                             SIZE("ranks", "N", "ranks (default 2)", ranks),
                                             SIZE("tokens", "N", "tokens (default 8192)", tokens),
                                             SIZE("width", "H", "elements a token (default 7168)", width),
+                                            {"how", 0, SL_CLI_CHOICE, "slices|ring",
+                                             "slices: onto a residual, as the forward pass adds up; ring: NCCL's own "
+                                             "all-reduce (default slices)",
+                                             &bo.how},
                                             COMMON};
 
 static const sl_cli clis[] = {
@@ -80,7 +84,7 @@ enum { ATTENTION, GEMM, MOE, ALLREDUCE };
 
 static void defaults(int which) {
     memset(&bo, 0, sizeof bo);
-    bo.backend = "cpu", bo.precision = "bf16", bo.format = "int4";
+    bo.backend = "cpu", bo.precision = "bf16", bo.format = "int4", bo.how = "slices";
     bo.threads = 1, bo.repeat = 7, bo.inner = 10;
     bo.tokens = which == ALLREDUCE ? 8192 : 16384;
     bo.width = which == GEMM ? 4096 : 7168, bo.out = which == GEMM ? 14336 : 2048;
@@ -158,7 +162,8 @@ static int run(int which, bench_fn f, int argc, char **argv) {
                           .top_k = (int32_t)bo.top_k,
                           .shared = (int32_t)bo.shared,
                           .fmt = !strcmp(bo.format, "bf16") ? SL_W_BF16 : SL_W_INT4,
-                          .ranks = (int32_t)bo.ranks};
+                          .ranks = (int32_t)bo.ranks,
+                          .ring = !strcmp(bo.how, "ring")};
     sl_err err = {0};
     sl_bench_op_result r;
     return f(&r, &o, &err) ? sl_cli_fail(&err) : print(which, &r);

@@ -1,13 +1,23 @@
 #include "stages/compute/bench.h"
 #include "stages/compute/forward.h"
 #include "ipc/metrics.h"
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
+#define MAX_SUMS 8192
 typedef struct bench {
     const sl_bench_opts *o;
+    int rank, tp, device, coll_fd;
+    sl_coll real; /* the collective as it was opened, while runs leave the sums out */
+    struct {
+        void *h, *part;
+        int64_t n;
+    } sum[MAX_SUMS]; /* of the last run that left them out */
+    int32_t n_sums;
     sl_ops *ops;
     sl_model *model;
     sl_coll *coll;
@@ -30,7 +40,7 @@ static int on_state(void *arg, int32_t k, const void *states, int64_t n, sl_err 
     int rc = b->ops->fingerprint(b->ops->ctx, b->sums, b->nonfinite, states, n, H, b->chunk_rows, err);
     uint64_t off = 0;
     for (int64_t t = 0; t < n && !rc; t += b->chunk_rows) {
-        if (sl_chunk_owner(0, (uint32_t)k, (uint32_t)(t / b->chunk_rows), (uint32_t)b->o->tp)) continue;
+        if (sl_chunk_owner(0, (uint32_t)k, (uint32_t)(t / b->chunk_rows), (uint32_t)b->tp) != (uint32_t)b->rank) continue;
         int64_t T = n - t < b->chunk_rows ? n - t : b->chunk_rows;
         uint64_t bytes = (uint64_t)(T * H) * b->es;
         if (off + bytes > b->arena_bytes) off = 0;
@@ -51,7 +61,8 @@ static int open_model(bench *b, sl_bench_result *r, sl_err *err) {
     if (!rc) n = sl_spec_layers(o->layers ? o->layers : "eagle3", s->n_layers, b->hidx, SL_MAX_CAPTURES, err);
     if (n < 0) rc = n;
     sl_load_opts lo = {.model = o->model,
-                       .tp = o->tp,
+                       .rank = b->rank,
+                       .tp = b->tp,
                        .expert_split = o->expert_split,
                        .top_layer = n > 0 ? (int)b->hidx[n - 1] : 0,
                        .want_head = b->want_head,
@@ -59,7 +70,7 @@ static int open_model(bench *b, sl_bench_result *r, sl_err *err) {
                        .seed = o->seed,
                        .random_format = o->random_format};
     sl_model_plan plan = {0};
-    if (!rc) rc = sl_spec_check_tp(s, o->expert_split, o->tp, err);
+    if (!rc) rc = sl_spec_check_tp(s, o->expert_split, b->tp, err);
     if (!rc) rc = sl_model_plan_make(&plan, s, &lo, err);
     if (!rc) snprintf(r->family, sizeof r->family, "%s", s->family);
     r->params = plan.params;
@@ -70,13 +81,42 @@ static int open_model(bench *b, sl_bench_result *r, sl_err *err) {
     r->n_captures = n;
     if (!rc && o->backend == SL_BACKEND_CPU) rc = sl_ops_cpu_create(&b->ops, o->threads, act, err);
 #ifdef SL_HAVE_CUDA
-    if (!rc && o->backend == SL_BACKEND_CUDA) rc = sl_ops_cuda_create(&b->ops, 0, act, err);
+    if (!rc && o->backend == SL_BACKEND_CUDA) rc = sl_ops_cuda_create(&b->ops, b->device, act, err);
 #endif
     if (!rc && !b->ops) rc = sl_err_set(err, SL_ECONFIG, "bench: this program was built without that backend");
     uint64_t t0 = sl_now_ns();
     if (!rc) rc = sl_model_load(&b->model, &lo, b->ops, err);
     r->load_s = (double)(sl_now_ns() - t0) / 1e9;
-    return rc ? rc : sl_coll_none_open(&b->coll, err);
+    return rc;
+}
+
+/* Every rank of a group says whether it came this far: one alone would wait for the others for ever. */
+static int all_well(bench *b, int rc, sl_err *err) {
+    if (b->o->ranks < 2) return rc;
+    uint64_t least = 0, most;
+    sl_err why = {0};
+    int agreed = b->coll->agree(b->coll, rc == 0, &least, &most, &why);
+    if (rc) return rc;
+    if (agreed) return sl_err_set(err, agreed, "%s", why.msg);
+    return least ? 0 : sl_err_set(err, SL_ETEMP, "bench: another rank failed");
+}
+
+/* The host's sums for a group on one GPU or on CPUs, NCCL's where each rank has a GPU. `rc`: of loading. */
+static int open_collective(bench *b, sl_bench_result *r, int rc, sl_err *err) {
+    if (b->o->ranks < 2) return rc ? rc : sl_coll_none_open(&b->coll, err);
+    sl_err why = {0};
+    r->how = "host";
+    int opened = sl_coll_shm_open(&b->coll, b->coll_fd, b->rank, b->tp, 1, b->ops, &why);
+    if (opened) return rc ? rc : sl_err_set(err, opened, "%s", why.msg);
+    rc = all_well(b, rc, err);
+#ifdef SL_HAVE_NCCL
+    if (!rc && b->o->backend == SL_BACKEND_CUDA && sl_ops_cuda_devices() >= b->tp) {
+        sl_coll *fast;
+        rc = sl_coll_nccl_open(&fast, b->coll, b->ops, b->o->ring, err);
+        if (!rc) b->coll = fast, r->how = b->o->ring ? "nccl ring" : "nccl slices";
+    }
+#endif
+    return rc;
 }
 
 static int open_forward(bench *b, sl_bench_result *r, sl_err *err) {
@@ -90,7 +130,7 @@ static int open_forward(bench *b, sl_bench_result *r, sl_err *err) {
                           .captures = b->captures,
                           .n_captures = r->n_captures};
     sl_forward_plan p;
-    int rc = sl_forward_plan_make(&p, b->model, b->ops, &fo, err);
+    int rc = sl_forward_plan_make(&p, b->model, b->ops, b->coll, &fo, err);
     if (!rc) rc = sl_forward_create(&b->fwd, b->model, b->ops, b->coll, &fo, err);
     if (rc) return rc;
     r->workspace_bytes = p.total;
@@ -128,14 +168,61 @@ static double cpu_seconds(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static int one_run(bench *b, int capture, double *sec, sl_err *err) {
+static int note_sum(sl_coll *c, void *h, void *part, int64_t n, uint64_t *ticket, sl_err *err) {
+    bench *b = c->impl;
+    *ticket = 0;
+    if (b->n_sums == MAX_SUMS) return sl_err_set(err, SL_EINTERNAL, "bench: more than %d sums in a run", MAX_SUMS);
+    b->sum[b->n_sums].h = h;
+    b->sum[b->n_sums].part = part;
+    b->sum[b->n_sums++].n = n;
+    return 0;
+}
+static int no_wait(sl_coll *c, uint64_t ticket, sl_err *err) {
+    (void)c, (void)ticket, (void)err;
+    return 0;
+}
+
+typedef enum { PLAIN, CAPTURE, UNSUMMED } run_kind;
+static int one_run(bench *b, run_kind kind, double *sec, sl_err *err) {
+    int rc = b->coll->barrier(b->coll, err);
+    if (rc) return rc;
     uint64_t t0 = sl_now_ns();
     b->ticket = 0;
-    int rc = sl_forward_run(b->fwd, b->ids, b->rows, b->o->rows, NULL, capture ? on_state : NULL, b, err);
+    if (kind == UNSUMMED) {
+        b->real = *b->coll;
+        b->n_sums = 0;
+        b->coll->impl = b;
+        b->coll->reduce = note_sum;
+        b->coll->wait = no_wait;
+    }
+    rc = sl_forward_run(b->fwd, b->ids, b->rows, b->o->rows, NULL, kind == CAPTURE ? on_state : NULL, b, err);
+    if (kind == UNSUMMED) *b->coll = b->real;
     if (!rc && b->ticket) rc = b->ops->capture_wait(b->ops->ctx, b->ticket, err);
     if (!rc) rc = b->ops->sync(b->ops->ctx, err);
     *sec = (double)(sl_now_ns() - t0) / 1e9;
     return rc;
+}
+
+/* The sums of one run with nothing beside them, best of three. */
+static int sums_alone(bench *b, sl_bench_result *r, sl_err *err) {
+    double bytes = 0;
+    r->sums = b->n_sums;
+    for (int i = 0; i < 3; i++) {
+        int rc = b->coll->barrier(b->coll, err);
+        uint64_t t0 = sl_now_ns(), ticket = 0;
+        bytes = 0;
+        for (int32_t k = 0; k < b->n_sums && !rc; k++) {
+            rc = b->coll->reduce(b->coll, b->sum[k].h, b->sum[k].part, b->sum[k].n, &ticket, err);
+            bytes += (double)b->sum[k].n * (double)b->es;
+        }
+        if (!rc) rc = b->coll->wait(b->coll, ticket, err);
+        if (!rc) rc = b->ops->sync(b->ops->ctx, err);
+        if (rc) return rc;
+        double sec = (double)(sl_now_ns() - t0) / 1e9;
+        if (!i || sec < r->sums_s) r->sums_s = sec;
+    }
+    r->sums_bus_gb_s = bytes * 2 * (b->tp - 1) / b->tp / r->sums_s / 1e9;
+    return 0;
 }
 
 static int by_value(const void *a, const void *b) {
@@ -164,22 +251,26 @@ static int measure(bench *b, sl_bench_result *r, sl_err *err) {
     const sl_bench_opts *o = b->o;
     double sec;
     int rc = 0;
-    for (int32_t i = 0; i < o->warmup && !rc; i++) rc = one_run(b, o->capture, &sec, err);
+    for (int32_t i = 0; i < o->warmup && !rc; i++) rc = one_run(b, o->capture ? CAPTURE : PLAIN, &sec, err);
     for (int32_t i = 0; i < o->repeat && !rc; i++) { /* turn about, so that a drifting clock touches both alike */
         double cpu = cpu_seconds();
-        rc = one_run(b, 0, &r->forward_s[i], err);
+        rc = one_run(b, PLAIN, &r->forward_s[i], err);
         cpu = cpu_seconds() - cpu;
         if (cpu > 0 && (double)r->tokens / cpu > r->cpu_tok_s) r->cpu_tok_s = (double)r->tokens / cpu;
-        if (!rc && o->capture) rc = one_run(b, 1, &r->capture_s[i], err);
+        if (!rc && o->capture) rc = one_run(b, CAPTURE, &r->capture_s[i], err);
+        if (!rc && b->tp > 1 && o->ranks > 1) rc = one_run(b, UNSUMMED, &r->unsummed_s[i], err);
         r->runs = i + 1;
     }
+    if (!rc && o->ranks > 1) rc = sums_alone(b, r, err);
     if (rc) return rc;
+    qsort(r->unsummed_s, (size_t)r->runs, sizeof *r->unsummed_s, by_value);
     qsort(r->forward_s, (size_t)r->runs, sizeof *r->forward_s, by_value);
     qsort(r->capture_s, (size_t)r->runs, sizeof *r->capture_s, by_value);
     double tokens = (double)r->tokens;
     r->best_tok_s = tokens / r->forward_s[0];
     r->median_tok_s = tokens / r->forward_s[r->runs / 2];
     if (o->capture) r->capture_median_tok_s = tokens / r->capture_s[r->runs / 2];
+    if (r->sums_s > 0) r->sums_exposed = (r->forward_s[r->runs / 2] - r->unsummed_s[r->runs / 2]) / r->sums_s;
     r->n_layers = b->model->spec.n_layers;
     r->width = b->model->spec.width;
     r->layers_run = b->model->top_layer;
@@ -201,17 +292,78 @@ static void close_bench(bench *b) {
     free(b->ids);
 }
 
+static int one_rank(bench *b, sl_bench_result *out, sl_err *err) {
+    int rc = open_collective(b, out, open_model(b, out, err), err);
+    if (rc) return rc;
+    rc = all_well(b, open_forward(b, out, err), err);
+    return rc ? rc : measure(b, out, err);
+}
+
+/* ---- a group ---- */
+typedef struct member {
+    bench *b;
+    sl_bench_result r;
+    sl_err err;
+    int rc;
+} member;
+static void *member_main(void *arg) {
+    member *m = arg;
+    m->rc = one_rank(m->b, &m->r, &m->err);
+    return NULL;
+}
+
+static int group(sl_bench_result *out, const sl_bench_opts *o, sl_err *err) {
+    member *m = calloc((size_t)o->ranks, sizeof *m);
+    pthread_t t[8];
+    int gpus = 1, rc = 0, n = 0;
+    if (!m) return sl_err_set(err, SL_ETEMP, "bench: out of memory");
+    int fd = sl_coll_shm_create_region(o->ranks, 1 << 22, err);
+    if (fd < 0) {
+        free(m);
+        return err->code;
+    }
+#ifdef SL_HAVE_CUDA
+    if (o->backend == SL_BACKEND_CUDA) gpus = sl_ops_cuda_devices();
+#endif
+    for (; n < o->ranks; n++) {
+        m[n].b = calloc(1, sizeof *m[n].b);
+        if (!m[n].b) break;
+        m[n].b->o = o;
+        m[n].b->rank = n;
+        m[n].b->tp = o->ranks;
+        m[n].b->device = gpus > 0 ? n % gpus : 0;
+        m[n].b->coll_fd = fd;
+    }
+    if (n < o->ranks) rc = sl_err_set(err, SL_ETEMP, "bench: out of memory");
+    for (int i = 0; i < n && !rc; i++) pthread_create(&t[i], NULL, member_main, &m[i]);
+    for (int i = 0; i < n && !rc; i++) pthread_join(t[i], NULL);
+    if (!rc) *out = m[0].r;
+    for (int i = 0; i < n; i++) {
+        /* the first error that is not only the echo of another rank's */
+        if (m[i].rc && (!rc || rc == SL_ETEMP)) rc = sl_err_set(err, m[i].rc, "rank %d: %s", i, m[i].err.msg);
+        close_bench(m[i].b);
+        free(m[i].b);
+    }
+    free(m);
+    close(fd);
+    return rc;
+}
+
 int sl_bench_forward(sl_bench_result *out, const sl_bench_opts *o, sl_err *err) {
     memset(out, 0, sizeof *out);
     if (o->rows < 1 || o->length < 1 || o->repeat < 1 || o->repeat > SL_BENCH_MAX_RUNS || o->warmup < 0 || o->tp < 1 ||
-        o->threads < 1)
-        return sl_err_set(err, SL_EUSAGE, "bench: rows, length, rank-of and threads must be at least 1, repeat 1..%d",
+        o->threads < 1 || o->ranks < 0 || o->ranks > 8)
+        return sl_err_set(err, SL_EUSAGE,
+                          "bench: rows, length, rank-of and threads must be at least 1, repeat 1..%d, ranks 1..8",
                           SL_BENCH_MAX_RUNS);
-    bench b = {.o = o};
-    int rc = open_model(&b, out, err);
-    if (!rc) rc = open_forward(&b, out, err);
-    if (!rc) rc = measure(&b, out, err);
-    close_bench(&b);
+    if (o->ranks > 1) return group(out, o, err);
+    bench *b = calloc(1, sizeof *b);
+    if (!b) return sl_err_set(err, SL_ETEMP, "bench: out of memory");
+    b->o = o;
+    b->tp = o->tp;
+    int rc = one_rank(b, out, err);
+    close_bench(b);
+    free(b);
     return rc;
 }
 
@@ -240,11 +392,17 @@ int sl_bench_nll(double *nll, double *tokens_s, const sl_bench_row *rows, int32_
     mine.layers = "n";
     mine.tp = 1;
     mine.random = 0;
-    bench b = {.o = &mine, .want_head = 1};
+    mine.ranks = 0;
+    bench *b = calloc(1, sizeof *b);
+    if (!b) return sl_err_set(err, SL_ETEMP, "bench: out of memory");
+    b->o = &mine;
+    b->tp = 1;
+    b->want_head = 1;
     sl_bench_result r;
     memset(&r, 0, sizeof r);
-    int rc = open_model(&b, &r, err);
-    if (!rc) rc = run_nll(&b, nll, tokens_s, rows, n_rows, err);
-    close_bench(&b);
+    int rc = open_collective(b, &r, open_model(b, &r, err), err);
+    if (!rc) rc = run_nll(b, nll, tokens_s, rows, n_rows, err);
+    close_bench(b);
+    free(b);
     return rc;
 }

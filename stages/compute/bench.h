@@ -4,7 +4,11 @@
  * `length` tokens is run `warmup` + `repeat` times. With tp > 1 the ranks' reduction is left out, so the states are
  * wrong and the time is one rank's share of the computation: no peers are needed to see what a wide model costs here.
  * With `capture` every run also fingerprints each captured state and copies the chunks that rank 0 owns into host
- * memory, as the real rank does, and both times are given. */
+ * memory, as the real rank does, and both times are given.
+ *
+ * With `ranks` > 1 a whole group runs in this process, a thread a rank, a GPU each where there are enough (then NCCL adds
+ * up, else host memory does). Every second run leaves the sums over ranks out, and at last the sums of one run are run
+ * alone: (with - without) / alone is the share of them that compute does not hide. */
 #ifndef SL_COMPUTE_BENCH_H
 #define SL_COMPUTE_BENCH_H
 #include "ipc/boot.h"
@@ -15,6 +19,8 @@ typedef struct sl_bench_opts {
     int random, random_format;
     int backend, precision; /* sl_backend_id, sl_precision */
     int tp, expert_split, threads;
+    int ranks; /* 0 or 1: one rank of `tp`; 2..8: a whole group, tp is not looked at */
+    int ring;  /* 1: NCCL's own all-reduce in place of sums by slices */
     int32_t rows, length, warmup, repeat; /* length: of every row, or of the longest when `lengths` is set */
     const int32_t *lengths;               /* [rows], or NULL: all `length` */
     int64_t micro_tokens;                 /* 0 = whole batch */
@@ -37,6 +43,11 @@ typedef struct sl_bench_result {
     double capture_median_tok_s;    /* 0 when not measured */
     double gflop_per_token, gflops; /* 2 * linear parameters touched a token; and that times median tok/s */
     double capture_bytes_per_token;
+    /* a group: */
+    const char *how;                            /* "nccl slices", "nccl ring", "host" */
+    double unsummed_s[SL_BENCH_MAX_RUNS];       /* without sums, ascending */
+    double sums_s, sums_exposed, sums_bus_gb_s; /* of one run alone; share not hidden; 2 (n-1)/n bytes over sums_s */
+    int32_t sums;                               /* a run */
 } sl_bench_result;
 
 /* Teacher NLL of given rows, each run as a batch of its own: nll[i] = mean next-token NLL of row i in nats, NaN when it

@@ -163,7 +163,8 @@ INLINE uint16_t to_bf16(float f) {
     return nan ? (uint16_t)(u >> 16 | 0x40) : (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 #define TILE 256
-INLINE void sum_f32_body(float *out, const uint8_t *in, uint64_t stride, int tp, int64_t lo, int64_t hi) {
+/* out[lo..hi) = round(sum of the ranks' inputs (+ out)) */
+INLINE void sum_f32_body(float *out, int onto, const uint8_t *in, uint64_t stride, int tp, int64_t lo, int64_t hi) {
     for (int64_t i = lo; i < hi; i += TILE) {
         int64_t n = hi - i < TILE ? hi - i : TILE;
         const float *x = (const float *)in + i;
@@ -173,10 +174,11 @@ INLINE void sum_f32_body(float *out, const uint8_t *in, uint64_t stride, int tp,
             x = (const float *)(in + (uint64_t)r * stride) + i;
             for (int64_t j = 0; j < n; j++) acc[j] += x[j];
         }
+        for (int64_t j = 0; onto && j < n; j++) acc[j] += out[i + j];
         memcpy(out + i, acc, (size_t)n * 4);
     }
 }
-INLINE void sum_bf16_body(uint16_t *out, const uint8_t *in, uint64_t stride, int tp, int64_t lo, int64_t hi) {
+INLINE void sum_bf16_body(uint16_t *out, int onto, const uint8_t *in, uint64_t stride, int tp, int64_t lo, int64_t hi) {
     for (int64_t i = lo; i < hi; i += TILE) {
         int64_t n = hi - i < TILE ? hi - i : TILE;
         const uint16_t *x = (const uint16_t *)in + i;
@@ -186,17 +188,18 @@ INLINE void sum_bf16_body(uint16_t *out, const uint8_t *in, uint64_t stride, int
             x = (const uint16_t *)(in + (uint64_t)r * stride) + i;
             for (int64_t j = 0; j < n; j++) acc[j] += from_bf16(x[j]);
         }
+        for (int64_t j = 0; onto && j < n; j++) acc[j] += from_bf16(out[i + j]);
         for (int64_t j = 0; j < n; j++) out[i + j] = to_bf16(acc[j]);
     }
 }
-typedef void sum_fn(void *out, const uint8_t *in, uint64_t stride, int tp, int64_t lo, int64_t hi);
+typedef void sum_fn(void *out, int onto, const uint8_t *in, uint64_t stride, int tp, int64_t lo, int64_t hi);
 // NOLINTBEGIN(bugprone-macro-parentheses): an attribute stands without
 #define SUMS(isa, attr)                                                                                                \
-    attr static void sum_f32_##isa(void *o, const uint8_t *in, uint64_t st, int tp, int64_t lo, int64_t hi) {          \
-        sum_f32_body(o, in, st, tp, lo, hi);                                                                           \
+    attr static void sum_f32_##isa(void *o, int onto, const uint8_t *in, uint64_t st, int tp, int64_t lo, int64_t hi) {          \
+        sum_f32_body(o, onto, in, st, tp, lo, hi);                                                                           \
     }                                                                                                                  \
-    attr static void sum_bf16_##isa(void *o, const uint8_t *in, uint64_t st, int tp, int64_t lo, int64_t hi) {         \
-        sum_bf16_body(o, in, st, tp, lo, hi);                                                                          \
+    attr static void sum_bf16_##isa(void *o, int onto, const uint8_t *in, uint64_t st, int tp, int64_t lo, int64_t hi) {         \
+        sum_bf16_body(o, onto, in, st, tp, lo, hi);                                                                          \
     }
 // NOLINTEND(bugprone-macro-parentheses)
 SUMS(any, )
@@ -208,24 +211,50 @@ static sum_fn *pick_sum(sl_dtype act) {
     return fast ? sum_bf16_avx2 : sum_bf16_any;
 }
 
-static int shm_allreduce(sl_coll *c, void *buf, int64_t n, sl_err *err) {
+/* One piece of at most max_elems elements. */
+static int shm_piece(sl_coll *c, uint8_t *h, uint8_t *part, int64_t n, sl_err *err) {
     coll_shm *s = c->impl;
     uint64_t es = s->ops->act == SL_F32 ? 4 : 2;
-    sum_fn *sum = pick_sum(s->ops->act);
     uint8_t *mine = buf_of(s, c->tp, c->rank), *result = buf_of(s, c->tp, c->tp);
+    /* Slices start on 64-byte lines, so that no two ranks write one line. */
+    int64_t lines = (n + 31) / 32, lo = lines * c->rank / c->tp * 32, hi = lines * (c->rank + 1) / c->tp * 32;
+    if (hi > n) hi = n;
+    int rc = s->ops->download(s->ops->ctx, mine, part, (uint64_t)n * es, err);
+    if (rc || (rc = shm_barrier(c, err))) return rc;
+    /* Behind the barrier everybody has copied the previous result out. */
+    if (h && lo < hi)
+        rc = s->ops->download(s->ops->ctx, result + (uint64_t)lo * es, h + (uint64_t)lo * es, (uint64_t)(hi - lo) * es,
+                              err);
+    if (rc) return rc;
+    if (lo < hi) pick_sum(s->ops->act)(result, h != NULL, buf_of(s, c->tp, 0), s->buf_bytes, c->tp, lo, hi);
+    if ((rc = shm_barrier(c, err))) return rc;
+    return s->ops->upload(s->ops->ctx, h ? h : part, result, (uint64_t)n * es, err);
+}
+
+static int shm_reduce(sl_coll *c, void *h, void *part, int64_t n, uint64_t *ticket, sl_err *err) {
+    coll_shm *s = c->impl;
+    uint64_t es = s->ops->act == SL_F32 ? 4 : 2;
+    *ticket = 0;
     for (int64_t at = 0; at < n; at += (int64_t)s->max_elems) {
         int64_t m = n - at < (int64_t)s->max_elems ? n - at : (int64_t)s->max_elems;
-        uint8_t *dev = (uint8_t *)buf + (uint64_t)at * es;
-        int rc = s->ops->download(s->ops->ctx, mine, dev, (uint64_t)m * es, err);
-        if (rc || (rc = shm_barrier(c, err))) return rc;
-        /* Slices start on 64-byte lines, so that no two ranks write one line. */
-        int64_t lines = (m + 31) / 32, lo = lines * c->rank / c->tp * 32, hi = lines * (c->rank + 1) / c->tp * 32;
-        if (hi > m) hi = m;
-        if (lo < hi) sum(result, buf_of(s, c->tp, 0), s->buf_bytes, c->tp, lo, hi);
-        if ((rc = shm_barrier(c, err)) || (rc = s->ops->upload(s->ops->ctx, dev, result, (uint64_t)m * es, err)))
-            return rc;
+        int rc = shm_piece(c, h ? (uint8_t *)h + (uint64_t)at * es : NULL, (uint8_t *)part + (uint64_t)at * es, m, err);
+        if (rc) return rc;
     }
     return 0;
+}
+static int done_wait(sl_coll *c, uint64_t ticket, sl_err *err) {
+    (void)c, (void)ticket, (void)err;
+    return 0;
+}
+static uint64_t no_scratch(const sl_coll *c, int64_t n) {
+    (void)c, (void)n;
+    return 0;
+}
+
+int sl_coll_allreduce(sl_coll *c, void *buf, int64_t n, sl_err *err) {
+    uint64_t ticket;
+    int rc = c->reduce(c, NULL, buf, n, &ticket, err);
+    return rc ? rc : c->wait(c, ticket, err);
 }
 
 static void shm_destroy(sl_coll *c) {
@@ -278,7 +307,9 @@ int sl_coll_shm_open(sl_coll **out, int fd, int rank, int tp, uint32_t epoch, sl
     s->spins = cpus >= tp ? 400 : 20;
     *c = (sl_coll){.rank = rank,
                    .tp = tp,
-                   .allreduce = shm_allreduce,
+                   .scratch_bytes = no_scratch,
+                   .reduce = shm_reduce,
+                   .wait = done_wait,
                    .barrier = shm_barrier,
                    .agree = shm_agree,
                    .destroy = shm_destroy,
@@ -288,9 +319,11 @@ int sl_coll_shm_open(sl_coll **out, int fd, int rank, int tp, uint32_t epoch, sl
 }
 
 /* ---- one rank ---- */
-static int none_allreduce(sl_coll *c, void *buf, int64_t n, sl_err *err) {
-    (void)c, (void)buf, (void)n, (void)err;
-    return 0;
+/* Nobody calls it: with one rank the products add to the residual themselves. */
+static int none_reduce(sl_coll *c, void *h, void *part, int64_t n, uint64_t *ticket, sl_err *err) {
+    (void)c, (void)part, (void)n;
+    *ticket = 0;
+    return h ? sl_err_set(err, SL_EINTERNAL, "collective: one rank has nothing to add up") : 0;
 }
 static int none_barrier(sl_coll *c, sl_err *err) {
     (void)c, (void)err;
@@ -310,7 +343,9 @@ int sl_coll_none_open(sl_coll **out, sl_err *err) {
     if (!c) return sl_err_set(err, SL_ETEMP, "collective: out of memory");
     *c = (sl_coll){.rank = 0,
                    .tp = 1,
-                   .allreduce = none_allreduce,
+                   .scratch_bytes = no_scratch,
+                   .reduce = none_reduce,
+                   .wait = done_wait,
                    .barrier = none_barrier,
                    .agree = none_agree,
                    .destroy = none_destroy};

@@ -1,9 +1,12 @@
-/* collective_nccl: all-reduce over NCCL, one communicator a group. Barriers and the agreement on batches stay on the
+/* collective_nccl: sums over GPUs, one communicator a group. Slice r of a part is added up by rank r: every rank sends it
+ * its piece, a small kernel adds the pieces in rank order onto the residual, and the result goes to everybody. Two
+ * exchanges and a kernel, in a stream of their own with the highest priority, so that they run beside the products of
+ * another micro-batch; compute waits for them only on the device. Barriers and the agreement on batches stay on the
  * shared-memory collective, which also carries the communicator's id to the other ranks; so one protocol decides who is
  * alive.
  *
  * libnccl is opened at run time: a machine without it, or several ranks on one GPU, use the host collective instead
- * (slow, the same sums up to rounding), and say so. NVLink multicast stays off unless the environment says otherwise
+ * (slow, the same bits), and say so. NVLink multicast stays off unless the environment says otherwise
  * (NCCL_NVLS_ENABLE). */
 #include "stages/compute/collective.h"
 #ifdef SL_HAVE_CUDA
@@ -18,6 +21,10 @@ typedef struct nccl_api { /* what is used of libnccl */
     ncclResult_t (*get_id)(ncclUniqueId *);
     ncclResult_t (*init)(ncclComm_t *, int, ncclUniqueId, int);
     ncclResult_t (*all_reduce)(const void *, void *, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t, cudaStream_t);
+    ncclResult_t (*send)(const void *, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t);
+    ncclResult_t (*recv)(void *, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t);
+    ncclResult_t (*group_start)(void);
+    ncclResult_t (*group_end)(void);
     ncclResult_t (*async_error)(ncclComm_t, ncclResult_t *);
     ncclResult_t (*abort)(ncclComm_t);
     const char *(*error_string)(ncclResult_t);
@@ -28,7 +35,10 @@ typedef struct coll_nccl {
     ncclComm_t comm;
     sl_coll *host;
     sl_ops *ops;
-    cudaStream_t stream;
+    cudaStream_t compute, stream; /* the ops' stream; the sums' own */
+    cudaEvent_t done[SL_COLL_FLIGHT];
+    uint64_t tickets;
+    int ring;
 } coll_nccl;
 
 static int api_open(nccl_api *a, sl_err *err) {
@@ -38,13 +48,15 @@ static int api_open(nccl_api *a, sl_err *err) {
     } want[] = {
         {"ncclGetUniqueId", (void **)&a->get_id},   {"ncclCommInitRank", (void **)&a->init},
         {"ncclAllReduce", (void **)&a->all_reduce}, {"ncclCommGetAsyncError", (void **)&a->async_error},
+        {"ncclSend", (void **)&a->send},            {"ncclRecv", (void **)&a->recv},
+        {"ncclGroupStart", (void **)&a->group_start}, {"ncclGroupEnd", (void **)&a->group_end},
         {"ncclCommAbort", (void **)&a->abort},      {"ncclGetErrorString", (void **)&a->error_string},
     };
     a->lib = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
     if (!a->lib) return sl_err_set(err, SL_ECONFIG, "libnccl.so.2 cannot be opened: %s", dlerror());
     for (size_t i = 0; i < sizeof want / sizeof *want; i++)
         if (!(*want[i].at = dlsym(a->lib, want[i].name)))
-            return sl_err_set(err, SL_ECONFIG, "libnccl.so.2 has no %s: NCCL 2.4 or newer is needed", want[i].name);
+            return sl_err_set(err, SL_ECONFIG, "libnccl.so.2 has no %s: NCCL 2.7 or newer is needed", want[i].name);
     return 0;
 }
 
@@ -52,14 +64,120 @@ static int nccl_fail(coll_nccl *c, ncclResult_t r, const char *what, sl_err *err
     return sl_err_set(err, SL_ETEMP, "NCCL: %s: %s", what, c->api.error_string(r));
 }
 
-static int nccl_allreduce(sl_coll *coll, void *buf, int64_t n, sl_err *err) {
-    coll_nccl *c = coll->impl;
-    ncclDataType_t t = c->ops->act == SL_F32 ? ncclFloat : ncclBfloat16;
-    ncclResult_t r = c->api.all_reduce(buf, buf, (size_t)n, t, ncclSum, c->comm, c->stream), seen = ncclSuccess;
+static int cuda_fail(cudaError_t e, const char *what, sl_err *err) {
+    return sl_err_set(err, SL_EINTERNAL, "NCCL collective: %s: %s", what, cudaGetErrorString(e));
+}
+
+/* Elements [lo, hi) of n that rank r adds up; starts are multiples of 64, so that 16-byte alignment is kept. */
+static void slice(int64_t n, int tp, int r, int64_t *lo, int64_t *hi) {
+    int64_t units = (n + 63) / 64;
+    *lo = units * r / tp * 64;
+    *hi = units * (r + 1) / tp * 64;
+    if (*lo > n) *lo = n;
+    if (*hi > n) *hi = n;
+}
+static int64_t widest_slice(int64_t n, int tp) {
+    int64_t units = (n + 63) / 64;
+    return (units + tp - 1) / tp * 64;
+}
+static uint64_t nccl_scratch(const sl_coll *coll, int64_t n) {
+    const coll_nccl *c = coll->impl;
+    uint64_t es = c->ops->act == SL_F32 ? 4 : 2;
+    return c->ring ? 0 : (uint64_t)widest_slice(n, coll->tp) * (uint64_t)(coll->tp - 1) * es;
+}
+
+typedef struct sum { /* one call of reduce */
+    sl_coll *coll;
+    uint8_t *h, *part;
+    int64_t n;
+    uint64_t es;
+    ncclDataType_t type;
+} sum;
+
+static uint8_t *piece_of(const sum *s, int from) { /* in scratch: what rank `from` sent of this rank's slice */
+    int at = from < s->coll->rank ? from : from - 1;
+    return (uint8_t *)s->coll->scratch + (uint64_t)widest_slice(s->n, s->coll->tp) * (uint64_t)at * s->es;
+}
+
+/* Every rank's piece of slice r to rank r. */
+static ncclResult_t scatter(coll_nccl *c, const sum *s) {
+    int64_t lo, hi, mine0, mine1;
+    int me = s->coll->rank, tp = s->coll->tp;
+    slice(s->n, tp, me, &mine0, &mine1);
+    ncclResult_t r = c->api.group_start(), end;
+    for (int i = 1; i < tp && r == ncclSuccess; i++) { /* each rank begins with another peer */
+        int to = (me + i) % tp, from = (me + tp - i) % tp;
+        slice(s->n, tp, to, &lo, &hi);
+        if (hi > lo)
+            r = c->api.send(s->part + (uint64_t)lo * s->es, (size_t)(hi - lo), s->type, to, c->comm, c->stream);
+        if (r == ncclSuccess && mine1 > mine0)
+            r = c->api.recv(piece_of(s, from), (size_t)(mine1 - mine0), s->type, from, c->comm, c->stream);
+    }
+    end = c->api.group_end();
+    return r != ncclSuccess ? r : end;
+}
+
+/* The finished slices to everybody. */
+static ncclResult_t gather(coll_nccl *c, const sum *s, uint8_t *out) {
+    int64_t lo, hi, mine0, mine1;
+    int me = s->coll->rank, tp = s->coll->tp;
+    slice(s->n, tp, me, &mine0, &mine1);
+    ncclResult_t r = c->api.group_start(), end;
+    for (int i = 1; i < tp && r == ncclSuccess; i++) {
+        int to = (me + i) % tp, from = (me + tp - i) % tp;
+        slice(s->n, tp, from, &lo, &hi);
+        if (mine1 > mine0)
+            r = c->api.send(out + (uint64_t)mine0 * s->es, (size_t)(mine1 - mine0), s->type, to, c->comm, c->stream);
+        if (r == ncclSuccess && hi > lo)
+            r = c->api.recv(out + (uint64_t)lo * s->es, (size_t)(hi - lo), s->type, from, c->comm, c->stream);
+    }
+    end = c->api.group_end();
+    return r != ncclSuccess ? r : end;
+}
+
+static int by_slices(coll_nccl *c, const sum *s, sl_err *err) {
+    const void *x[SL_CUDA_SUM_MAX];
+    int64_t lo, hi;
+    int me = s->coll->rank, tp = s->coll->tp;
+    if (tp > 1 && !s->coll->scratch) return sl_err_set(err, SL_EINTERNAL, "NCCL collective: no scratch was given");
+    slice(s->n, tp, me, &lo, &hi);
+    uint64_t at = (uint64_t)lo * s->es;
+    for (int r = 0; r < tp; r++) x[r] = r == me ? s->part + at : piece_of(s, r);
+    uint8_t *out = s->h ? s->h : s->part;
+    ncclResult_t r = scatter(c, s);
+    if (r != ncclSuccess) return nccl_fail(c, r, "exchange of partial sums", err);
+    int rc = sl_ops_cuda_sum(c->ops, c->stream, out + at, s->h ? s->h + at : NULL, x, tp, hi - lo, err);
+    if (rc) return rc;
+    r = gather(c, s, out);
+    return r == ncclSuccess ? 0 : nccl_fail(c, r, "exchange of sums", err);
+}
+
+static int by_ring(coll_nccl *c, const sum *s, sl_err *err) {
+    const void *x[1] = {s->part};
+    ncclResult_t r = c->api.all_reduce(s->part, s->part, (size_t)s->n, s->type, ncclSum, c->comm, c->stream);
     if (r != ncclSuccess) return nccl_fail(c, r, "all-reduce", err);
-    r = c->api.async_error(c->comm, &seen);
+    return s->h ? sl_ops_cuda_sum(c->ops, c->stream, s->h, s->h, x, 1, s->n, err) : 0;
+}
+
+static int nccl_reduce(sl_coll *coll, void *h, void *part, int64_t n, uint64_t *ticket, sl_err *err) {
+    coll_nccl *c = coll->impl;
+    int f32 = c->ops->act == SL_F32;
+    sum s = {.coll = coll, .h = h, .part = part, .n = n, .es = f32 ? 4 : 2, .type = f32 ? ncclFloat : ncclBfloat16};
+    int rc = sl_ops_cuda_fence(c->ops, c->stream, err);
+    if (!rc) rc = c->ring ? by_ring(c, &s, err) : by_slices(c, &s, err);
+    if (rc) return rc;
+    *ticket = ++c->tickets;
+    cudaError_t e = cudaEventRecord(c->done[*ticket % SL_COLL_FLIGHT], c->stream);
+    if (e != cudaSuccess) return cuda_fail(e, "event", err);
+    ncclResult_t seen = ncclSuccess, r = c->api.async_error(c->comm, &seen);
     if (r == ncclSuccess && seen != ncclSuccess && seen != ncclInProgress) r = seen;
-    return r == ncclSuccess ? 0 : nccl_fail(c, r, "an earlier all-reduce failed", err);
+    return r == ncclSuccess ? 0 : nccl_fail(c, r, "an earlier sum failed", err);
+}
+static int nccl_wait(sl_coll *coll, uint64_t ticket, sl_err *err) {
+    coll_nccl *c = coll->impl;
+    /* One stream, in order: a younger event than the one asked for, taken in its place, is still behind it. */
+    cudaError_t e = cudaStreamWaitEvent(c->compute, c->done[ticket % SL_COLL_FLIGHT], 0);
+    return e == cudaSuccess ? 0 : cuda_fail(e, "waiting for a sum", err);
 }
 static int nccl_barrier(sl_coll *coll, sl_err *err) {
     coll_nccl *c = coll->impl;
@@ -72,6 +190,9 @@ static int nccl_agree(sl_coll *coll, uint64_t mine, uint64_t *least, uint64_t *g
 static void nccl_destroy(sl_coll *coll) {
     coll_nccl *c = coll->impl;
     if (c->comm) c->api.abort(c->comm); /* never waits for peers */
+    for (int i = 0; i < SL_COLL_FLIGHT; i++)
+        if (c->done[i]) cudaEventDestroy(c->done[i]);
+    if (c->stream) cudaStreamDestroy(c->stream);
     if (c->host) c->host->destroy(c->host);
     if (c->api.lib) dlclose(c->api.lib);
     free(c);
@@ -95,7 +216,16 @@ static int share_id(coll_nccl *c, int rank, ncclUniqueId *id, sl_err *err) {
     return 0;
 }
 
-int sl_coll_nccl_open(sl_coll **out, sl_coll *host, sl_ops *ops, sl_err *err) {
+static int open_stream(coll_nccl *c, sl_err *err) {
+    int least, greatest;
+    cudaError_t e = cudaDeviceGetStreamPriorityRange(&least, &greatest);
+    if (e == cudaSuccess) e = cudaStreamCreateWithPriority(&c->stream, cudaStreamNonBlocking, greatest);
+    for (int i = 0; i < SL_COLL_FLIGHT && e == cudaSuccess; i++)
+        e = cudaEventCreateWithFlags(&c->done[i], cudaEventDisableTiming);
+    return e == cudaSuccess ? 0 : cuda_fail(e, "opening a stream", err);
+}
+
+int sl_coll_nccl_open(sl_coll **out, sl_coll *host, sl_ops *ops, int ring, sl_err *err) {
     *out = NULL;
     coll_nccl *c = calloc(1, sizeof *c);
     sl_coll *coll = calloc(1, sizeof *coll);
@@ -106,16 +236,21 @@ int sl_coll_nccl_open(sl_coll **out, sl_coll *host, sl_ops *ops, sl_err *err) {
     }
     *coll = (sl_coll){.rank = host->rank,
                       .tp = host->tp,
-                      .allreduce = nccl_allreduce,
+                      .overlaps = 1,
+                      .scratch_bytes = nccl_scratch,
+                      .reduce = nccl_reduce,
+                      .wait = nccl_wait,
                       .barrier = nccl_barrier,
                       .agree = nccl_agree,
                       .destroy = nccl_destroy,
                       .impl = c};
     c->ops = ops;
-    c->stream = sl_ops_cuda_stream(ops);
+    c->compute = sl_ops_cuda_stream(ops);
+    c->ring = ring;
     setenv("NCCL_NVLS_ENABLE", "0", 0);
     ncclUniqueId id = {{0}};
-    int rc = api_open(&c->api, err);
+    int rc = open_stream(c, err);
+    if (!rc) rc = api_open(&c->api, err);
     /* Whether everybody could open the library is agreed first: a rank alone in ncclCommInitRank would wait for ever.
      */
     uint64_t least = 0, most = 0;

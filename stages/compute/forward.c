@@ -16,7 +16,7 @@ static int64_t max64(int64_t a, int64_t b) {
 typedef struct sizes {
     int64_t cap, micro;
     int top, want_final;
-    uint64_t es, h, final, ws, op_ws, scratch, rope;
+    uint64_t es, h, final, ws, op_ws, scratch, staging, rope;
     sl_fwd_bufs at;
 } sizes;
 
@@ -26,13 +26,14 @@ static uint64_t take(uint64_t *at, uint64_t bytes) {
     return here;
 }
 
-static void lay_out(sl_fwd_bufs *b, const sl_model *m, uint64_t T, uint64_t es) {
+/* T tokens a micro-batch; `batch` of them when the ranks' partial results of a whole batch are kept. */
+static void lay_out(sl_fwd_bufs *b, const sl_model *m, uint64_t T, uint64_t batch, uint64_t es) {
     const sl_spec *s = &m->spec;
     sl_layer_spec none = {0};
     sl_attn a = sl_forward_attn(m, NULL, &none);
     uint64_t at = 0, H = (uint64_t)s->width;
     b->xn = take(&at, T * H * es);
-    b->part = take(&at, T * H * es);
+    b->part = take(&at, batch * H * es);
     uint64_t attn = at, mlp = at;
     b->q = take(&attn, T * (uint64_t)a.q_stride * es);
     b->k = take(&attn, T * (uint64_t)a.k_stride * es);
@@ -105,7 +106,8 @@ static int check_opts(const sl_model *m, const sl_forward_opts *o, sl_err *err) 
     return 0;
 }
 
-static int measure(sizes *z, const sl_model *m, const sl_ops *ops, const sl_forward_opts *o, sl_err *err) {
+static int measure(sizes *z, const sl_model *m, const sl_ops *ops, const sl_coll *coll, const sl_forward_opts *o,
+                   sl_err *err) {
     int rc = check_opts(m, o, err);
     if (rc) return rc;
     memset(z, 0, sizeof *z);
@@ -118,7 +120,8 @@ static int measure(sizes *z, const sl_model *m, const sl_ops *ops, const sl_forw
     z->want_final = o->captures[o->n_captures - 1].final_norm || (m->final_norm.data && z->top == m->spec.n_layers);
     z->h = (uint64_t)z->cap * (uint64_t)m->spec.width * z->es;
     z->final = z->want_final ? z->h : 0;
-    lay_out(&z->at, m, (uint64_t)z->micro, z->es);
+    lay_out(&z->at, m, (uint64_t)z->micro, (uint64_t)(coll->tp > 1 ? z->cap : z->micro), z->es);
+    z->staging = coll->scratch_bytes(coll, z->micro * (int64_t)m->spec.width);
     z->ws = z->at.total;
     size_ops(z, m, ops, o->max_length);
     z->rope = (uint64_t)o->max_length * (uint64_t)sl_spec_rope_dim(&m->spec) * 4;
@@ -131,13 +134,13 @@ static int uses_rope(const sl_model *m, int r) {
     return 0;
 }
 
-int sl_forward_plan_make(sl_forward_plan *p, const sl_model *m, const sl_ops *ops, const sl_forward_opts *o,
-                         sl_err *err) {
+int sl_forward_plan_make(sl_forward_plan *p, const sl_model *m, const sl_ops *ops, const sl_coll *coll,
+                         const sl_forward_opts *o, sl_err *err) {
     sizes z;
-    int rc = measure(&z, m, ops, o, err);
+    int rc = measure(&z, m, ops, coll, o, err);
     if (rc) return rc;
     *p = (sl_forward_plan){.residual = z.h + z.final,
-                           .workspace = z.ws + z.op_ws + (uint64_t)z.cap * 8,
+                           .workspace = z.ws + z.op_ws + z.staging + (uint64_t)z.cap * 8,
                            .prepared = z.scratch,
                            .rope = z.rope * (uint64_t)(uses_rope(m, 0) + uses_rope(m, 1))};
     p->total = p->residual + p->workspace + p->prepared + p->rope;
@@ -170,6 +173,7 @@ static int make_memory(sl_forward *f, const sizes *z, sl_err *err) {
         {(void **)&f->ws, z->ws, "layer workspace"},
         {(void **)&f->op_ws, z->op_ws, "operation workspace"},
         {(void **)&f->scratch, z->scratch, "prepared weights"},
+        {(void **)&f->staging, z->staging, "the ranks' sums"},
         {(void **)&f->ids, (uint64_t)z->cap * 4, "token ids"},
         {(void **)&f->pos, (uint64_t)z->cap * 4, "positions"},
     };
@@ -192,7 +196,7 @@ int sl_forward_create(sl_forward **out, sl_model *m, sl_ops *ops, sl_coll *coll,
                       sl_err *err) {
     *out = NULL;
     sizes z;
-    int rc = measure(&z, m, ops, o, err);
+    int rc = measure(&z, m, ops, coll, o, err);
     if (rc) return rc;
     sl_forward *f = calloc(1, sizeof *f);
     if (!f) return sl_err_set(err, SL_ETEMP, "forward: out of memory");
@@ -211,13 +215,14 @@ int sl_forward_create(sl_forward **out, sl_model *m, sl_ops *ops, sl_coll *coll,
         sl_forward_destroy(f);
         return rc;
     }
+    coll->scratch = f->staging;
     *out = f;
     return 0;
 }
 
 void sl_forward_destroy(sl_forward *f) {
     if (!f) return;
-    void *dev[] = {f->h, f->final, f->ws, f->op_ws, f->scratch, f->ids, f->pos, f->rope[0], f->rope[1]};
+    void *dev[] = {f->h, f->final, f->ws, f->op_ws, f->scratch, f->staging, f->ids, f->pos, f->rope[0], f->rope[1]};
     for (unsigned i = 0; i < sizeof dev / sizeof *dev; i++)
         if (dev[i]) f->ops->free(f->ops->ctx, dev[i]);
     free(f->pos_host);
@@ -250,11 +255,20 @@ static int check_rows(const sl_forward *f, const int32_t *ids, const sl_forward_
     return 0;
 }
 
-/* Whole rows side by side up to the budget. The default budget is the batch itself; a row's own results do not depend
- * on the cut (every op works row by row, attention sequence by sequence). */
+/* The row that begins the second half of a batch, as even as whole rows allow; 0: one row. */
+static int32_t middle(const sl_forward_row *rows, int32_t n_rows) {
+    int64_t n = rows[n_rows - 1].t0 + rows[n_rows - 1].T;
+    int32_t i = 0;
+    while (i < n_rows - 1 && rows[i].t0 + rows[i].T / 2 < n / 2) i++;
+    return i;
+}
+
+/* Whole rows side by side up to the budget. The default budget is the batch itself, or half of it where sums over the
+ * ranks run beside compute: one half is computed while the other is added up. A row's own results do not depend on the
+ * cut (every op works row by row, attention sequence by sequence). */
 static void cut_micro(sl_forward *f, const sl_forward_row *rows, int32_t n_rows) {
     int64_t budget = f->o.micro_tokens ? f->o.micro_tokens : f->cap_tokens;
-    int32_t *cu = f->cu_host;
+    int32_t *cu = f->cu_host, half = f->coll->overlaps ? middle(rows, n_rows) : 0;
     f->n_micro = 0;
     for (int32_t i = 0; i < n_rows;) {
         sl_micro *mb = &f->micro[f->n_micro++];
@@ -264,7 +278,7 @@ static void cut_micro(sl_forward *f, const sl_forward_row *rows, int32_t n_rows)
             mb->T += rows[i++].T;
             *cu++ = (int32_t)mb->T;
             mb->S++;
-        } while (i < n_rows && mb->T + rows[i].T <= budget);
+        } while (i < n_rows && i != half && mb->T + rows[i].T <= budget);
     }
 }
 
@@ -283,6 +297,18 @@ static int load_batch(sl_forward *f, const int32_t *ids, const sl_forward_row *r
     return rc;
 }
 
+/* How many micro-batches the MLP takes together: one, or all where halves would leave the experts so few tokens each
+ * that the products lose more than the hidden sum is worth. The attention half still overlaps. */
+#define EXPERT_TOKENS 512
+static int32_t mlp_at_once(const sl_forward *f, const sl_layer_spec *ls) {
+    const sl_spec *s = &f->m->spec;
+    if (ls->mlp != SL_MLP_MOE || !f->coll->overlaps || f->n_micro < 2) return 1;
+    const sl_micro *last = &f->micro[f->n_micro - 1];
+    int64_t n = last->t0 + last->T;
+    if (n > f->micro_tokens) return 1; /* the workspace holds one micro-batch */
+    return n / f->n_micro * s->top_k / s->experts < EXPERT_TOKENS ? f->n_micro : 1;
+}
+
 static int run_layer(sl_forward *f, int l, sl_err *err) {
     sl_layer_weights w = f->m->layer[l];
     sl_mat *mats[SL_LAYER_MATS];
@@ -294,9 +320,23 @@ static int run_layer(sl_forward *f, int l, sl_err *err) {
         rc = f->ops->prepare(f->ops->ctx, mats[i], &raw, need ? f->scratch + at : NULL, err);
         at += align_up(need);
     }
-    for (int32_t i = 0; i < f->n_micro && !rc; i++)
-        rc = sl_forward_layer(f, &w, &f->m->spec.layer[l], &f->micro[i], err);
+    const sl_layer_spec *ls = &f->m->spec.layer[l];
+    for (int32_t i = 0; i < f->n_micro && !rc; i++) {
+        rc = sl_forward_settle(f, &f->micro[i], err);
+        if (!rc) rc = sl_forward_attention(f, &w, ls, &f->micro[i], err);
+    }
+    int32_t step = mlp_at_once(f, ls);
+    for (int32_t i = 0; i < f->n_micro && !rc; i += step) {
+        for (int32_t j = i; j < i + step && !rc; j++) rc = sl_forward_settle(f, &f->micro[j], err);
+        if (!rc) rc = sl_forward_mlp(f, &w, ls, &f->micro[i], step, err);
+    }
     return rc ? sl_err_wrap(err, "layer %d", l) : 0;
+}
+
+static int settle_all(sl_forward *f, sl_err *err) {
+    int rc = 0;
+    for (int32_t i = 0; i < f->n_micro && !rc; i++) rc = sl_forward_settle(f, &f->micro[i], err);
+    return rc;
 }
 
 /* Hand every capture that is state H[hidx] (or its final norm) to the sink. */
@@ -305,7 +345,9 @@ static int capture(sl_forward *f, uint32_t hidx, uint32_t final_norm, int64_t n,
     for (int32_t k = 0; k < f->o.n_captures; k++) {
         const sl_capture *c = &f->captures[k];
         if (c->hidx != hidx || (c->final_norm != 0) != (final_norm != 0)) continue;
-        int rc = sink ? sink(arg, k, final_norm ? f->final : f->h, n, err) : 0;
+        int rc = settle_all(f, err);
+        if (rc) return rc;
+        rc = sink ? sink(arg, k, final_norm ? f->final : f->h, n, err) : 0;
         if (rc) return rc;
     }
     return 0;
@@ -344,6 +386,7 @@ int sl_forward_run(sl_forward *f, const int32_t *ids, const sl_forward_row *rows
     if ((rc = load_batch(f, ids, rows, n_rows, n, err)) || (rc = capture(f, 0, 0, n, sink, arg, err))) return rc;
     for (int l = 0; l < f->top; l++)
         if ((rc = run_layer(f, l, err)) || (rc = capture(f, (uint32_t)l + 1, 0, n, sink, arg, err))) return rc;
+    if ((rc = settle_all(f, err))) return rc;
     int have_final = f->captures[f->o.n_captures - 1].final_norm != 0;
     if (have_final)
         if ((rc = final_states(f, 0, n, err)) || (rc = capture(f, (uint32_t)f->top, 1, n, sink, arg, err))) return rc;

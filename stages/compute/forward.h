@@ -1,6 +1,8 @@
 /* forward: prefill of one batch, layer-major, with capture. No decode, no KV cache beyond the layer in hand, no logits
  * unless asked. A batch is one or more micro-batches of whole sequences (<= micro_tokens unless one row is longer); for
- * each layer the weights are prepared once, then every micro-batch runs through it. Layers above the highest captured
+ * each layer the weights are prepared once, then every micro-batch runs through it, attention first. Where the sums over
+ * ranks run beside compute, a batch of two or more rows is cut in two, so that the sum of one half is hidden behind the
+ * computation of the other. Layers above the highest captured
  * state are not run. All workspaces are allocated once, in sl_forward_create; the plan is printed by the caller from
  * sl_forward_plan. */
 #ifndef SL_COMPUTE_FORWARD_H
@@ -32,8 +34,8 @@ typedef int (*sl_forward_sink)(void *arg, int32_t k, const void *states, int64_t
 typedef struct sl_forward_plan {
     uint64_t residual, workspace, prepared, rope, total;
 } sl_forward_plan;
-int sl_forward_plan_make(sl_forward_plan *p, const sl_model *m, const sl_ops *ops, const sl_forward_opts *o,
-                         sl_err *err);
+int sl_forward_plan_make(sl_forward_plan *p, const sl_model *m, const sl_ops *ops, const sl_coll *coll,
+                         const sl_forward_opts *o, sl_err *err);
 
 int sl_forward_create(sl_forward **out, sl_model *m, sl_ops *ops, sl_coll *coll, const sl_forward_opts *o, sl_err *err);
 /* rows tile ids[0..n_tokens). nll: [n_rows] or NULL; rows whose nll entry is >= 0 on entry are computed, others set to

@@ -8,12 +8,18 @@ typedef struct sl_micro {
     int64_t t0, T;
     int32_t S;
     int32_t *cu;
+    /* A sum over the ranks that was begun and not waited for; `post` is the norm that comes behind it (Gemma), data
+     * NULL: the sum went into the residual itself. */
+    int summing;
+    uint64_t ticket;
+    sl_vec post;
 } sl_micro;
 
 /* Offsets in the workspace of one micro-batch. Attention and MLP are never live together and share their space. */
 typedef struct sl_fwd_bufs {
     uint64_t xn;   /* [T, H] normed input of the block */
-    uint64_t part; /* [T, H] this rank's partial result, then the sum over ranks */
+    uint64_t part; /* [T, H] this rank's partial result; of the whole batch when ranks add up, because the sum of one
+                      micro-batch runs while the next one is computed */
     uint64_t q, k, v,
         o; /* GQA: [T, hq*hd], [T, hkv*hd] x2, [T, hq*hd]. MLA: q, k [T, hq*(nope+rope)], v = kv, o [T, hq*v] */
     uint64_t qa, ckv;     /* MLA: [T, q_lora], [T, kv_lora+rope] */
@@ -39,6 +45,7 @@ struct sl_forward {
     uint8_t *ws;      /* sl_fwd_bufs */
     uint8_t *op_ws;   /* the ops' own */
     uint8_t *scratch; /* prepared weights of the layer in hand */
+    uint8_t *staging; /* what the collective needs */
     float *rope[2];
     int32_t *ids, *pos;
     /* host memory */
@@ -51,9 +58,13 @@ struct sl_forward {
 #define SL_LAYER_MATS 16
 int sl_forward_layer_mats(sl_layer_weights *w, sl_mat *out[SL_LAYER_MATS]);
 
-/* h[t0..t0+T) = layer(h[t0..t0+T)); w holds prepared matrices. */
-int sl_forward_layer(sl_forward *f, const sl_layer_weights *w, const sl_layer_spec *ls, const sl_micro *mb,
-                     sl_err *err);
+/* Both halves of a layer on tokens [t0, t0+T): a block reads the residual, and its result is on the way into it: behind
+ * sl_forward_settle it is there. w holds prepared matrices. A whole layer is attention, settle, mlp, settle. */
+int sl_forward_attention(sl_forward *f, const sl_layer_weights *w, const sl_layer_spec *ls, sl_micro *mb, sl_err *err);
+/* The MLP of the micro-batches mb[0..n) in one piece; they lie side by side. */
+int sl_forward_mlp(sl_forward *f, const sl_layer_weights *w, const sl_layer_spec *ls, sl_micro *mb, int32_t n,
+                   sl_err *err);
+int sl_forward_settle(sl_forward *f, sl_micro *mb, sl_err *err);
 /* What the attention op of this model is called with. */
 sl_attn sl_forward_attn(const sl_model *m, const sl_layer_weights *w, const sl_layer_spec *ls);
 #endif

@@ -91,13 +91,48 @@ static int qkv_mla(sl_forward *f, const sl_layer_weights *w, const sl_attn *a, i
                     s->v_dim, err);
 }
 
-/* part = this rank's share of attention(norm(h)) */
-static int attention_block(sl_forward *f, const sl_layer_weights *w, const sl_layer_spec *ls, const sl_micro *mb,
-                           sl_err *err) {
+static uint8_t *residual(const sl_forward *f, int64_t t0) {
+    return f->h + (uint64_t)t0 * (uint64_t)f->m->spec.width * f->es;
+}
+static uint8_t *part_of(const sl_forward *f, int64_t t0) {
+    return f->ws + f->at.part + (f->coll->tp > 1 ? (uint64_t)t0 * (uint64_t)f->m->spec.width * f->es : 0);
+}
+
+/* One rank, nothing between the product and the residual: the product adds itself, with one rounding and without a pass
+ * of its own. */
+static int adds_itself(const sl_forward *f, const sl_vec *bias, const sl_vec *post) {
+    return f->coll->tp == 1 && f->ops->linear_add && !post->data && !(bias && bias->data);
+}
+
+/* What stands in `part` goes into the residual, behind the norm if there is one. */
+static int add_part(sl_forward *f, const sl_vec *post, const sl_micro *mb, sl_err *err) {
+    const sl_spec *s = &f->m->spec;
+    uint8_t *part = part_of(f, mb->t0);
+    if (post->data) TRY(norm(f, part, s->width, part, s->width, mb->T, 1, post, s->eps, err));
+    return f->ops->add(f->ops->ctx, residual(f, mb->t0), part, mb->T * s->width, err);
+}
+
+/* The micro-batch's partial result goes on its way into the residual. */
+static int begin_sum(sl_forward *f, const sl_vec *post, sl_micro *mb, sl_err *err) {
+    if (f->coll->tp == 1) return add_part(f, post, mb, err);
+    mb->post = *post;
+    mb->summing = 1;
+    return f->coll->reduce(f->coll, post->data ? NULL : residual(f, mb->t0), part_of(f, mb->t0),
+                           mb->T * f->m->spec.width, &mb->ticket, err);
+}
+
+int sl_forward_settle(sl_forward *f, sl_micro *mb, sl_err *err) {
+    if (!mb->summing) return 0;
+    mb->summing = 0;
+    TRY(f->coll->wait(f->coll, mb->ticket, err));
+    return mb->post.data ? add_part(f, &mb->post, mb, err) : 0;
+}
+
+int sl_forward_attention(sl_forward *f, const sl_layer_weights *w, const sl_layer_spec *ls, sl_micro *mb, sl_err *err) {
     const sl_spec *s = &f->m->spec;
     sl_ops *p = f->ops;
     sl_attn a = sl_forward_attn(f->m, w, ls);
-    uint8_t *h = f->h + (uint64_t)mb->t0 * (uint64_t)s->width * f->es, *xn = f->ws + f->at.xn;
+    uint8_t *h = residual(f, mb->t0), *xn = f->ws + f->at.xn, *o = f->ws + f->at.o;
     const int32_t *pos = f->pos + mb->t0;
     const float *cs = f->rope[ls->rope];
     TRY(norm(f, xn, s->width, h, s->width, mb->T, 1, &w->attn_norm, s->eps, err));
@@ -108,8 +143,11 @@ static int attention_block(sl_forward *f, const sl_layer_weights *w, const sl_la
     } else {
         TRY(qkv_gqa(f, w, &a, mb->T, pos, cs, err));
     }
-    TRY(p->attention(p->ctx, f->ws + f->at.o, f->ws + f->at.q, f->ws + f->at.k, v, mb->cu, mb->S, &a, err));
-    return lin(f, f->ws + f->at.part, f->ws + f->at.o, a.o_stride, mb->T, &w->o, &w->o_bias, err);
+    TRY(p->attention(p->ctx, o, f->ws + f->at.q, f->ws + f->at.k, v, mb->cu, mb->S, &a, err));
+    if (adds_itself(f, &w->o_bias, &w->post_attn_norm))
+        return p->linear_add(p->ctx, h, s->width, o, a.o_stride, mb->T, &w->o, err);
+    TRY(lin(f, part_of(f, mb->t0), o, a.o_stride, mb->T, &w->o, &w->o_bias, err));
+    return begin_sum(f, &w->post_attn_norm, mb, err);
 }
 
 /* out (+)= down(glu(gate(x), up(x))): the dense MLP or the shared expert */
@@ -125,10 +163,11 @@ static int glu_mlp(sl_forward *f, const sl_layer_weights *w, void *out, int64_t 
                : lin(f, out, g, I, T, &w->down, NULL, err);
 }
 
-static int moe_mlp(sl_forward *f, const sl_layer_weights *w, int64_t T, sl_err *err) {
+/* part = routed experts + shared expert of this rank */
+static int moe_mlp(sl_forward *f, const sl_layer_weights *w, uint8_t *part, int64_t T, sl_err *err) {
     const sl_spec *s = &f->m->spec;
     sl_ops *p = f->ops;
-    uint8_t *xn = f->ws + f->at.xn, *part = f->ws + f->at.part;
+    uint8_t *xn = f->ws + f->at.xn;
     int32_t *idx = (int32_t *)(f->ws + f->at.idx);
     float *weight = (float *)(f->ws + f->at.weight);
     sl_router r = s->router;
@@ -143,26 +182,16 @@ static int moe_mlp(sl_forward *f, const sl_layer_weights *w, int64_t T, sl_err *
     return p->add(p->ctx, part, f->ws + f->at.shared, T * s->width, err);
 }
 
-/* Sum over ranks, the norm that Gemma puts behind a block, and into the residual. */
-static int finish_block(sl_forward *f, const sl_vec *post, const sl_micro *mb, sl_err *err) {
+int sl_forward_mlp(sl_forward *f, const sl_layer_weights *w, const sl_layer_spec *ls, sl_micro *mb, int32_t n,
+                   sl_err *err) {
     const sl_spec *s = &f->m->spec;
-    uint8_t *h = f->h + (uint64_t)mb->t0 * (uint64_t)s->width * f->es, *part = f->ws + f->at.part;
-    int64_t n = mb->T * s->width;
-    if (f->coll->tp > 1) TRY(f->coll->allreduce(f->coll, part, n, err));
-    if (post->data) TRY(norm(f, part, s->width, part, s->width, mb->T, 1, post, s->eps, err));
-    return f->ops->add(f->ops->ctx, h, part, n, err);
-}
-
-int sl_forward_layer(sl_forward *f, const sl_layer_weights *w, const sl_layer_spec *ls, const sl_micro *mb,
-                     sl_err *err) {
-    const sl_spec *s = &f->m->spec;
-    TRY(attention_block(f, w, ls, mb, err));
-    TRY(finish_block(f, &w->post_attn_norm, mb, err));
-    uint8_t *h = f->h + (uint64_t)mb->t0 * (uint64_t)s->width * f->es;
-    TRY(norm(f, f->ws + f->at.xn, s->width, h, s->width, mb->T, 1, &w->mlp_norm, s->eps, err));
-    if (ls->mlp == SL_MLP_MOE)
-        TRY(moe_mlp(f, w, mb->T, err));
-    else
-        TRY(glu_mlp(f, w, f->ws + f->at.part, mb->T, 0, err));
-    return finish_block(f, &w->post_mlp_norm, mb, err);
+    const sl_vec *post = &w->post_mlp_norm;
+    int64_t T = 0;
+    for (int32_t i = 0; i < n; i++) T += mb[i].T;
+    uint8_t *h = residual(f, mb->t0), *part = part_of(f, mb->t0);
+    TRY(norm(f, f->ws + f->at.xn, s->width, h, s->width, T, 1, &w->mlp_norm, s->eps, err));
+    if (ls->mlp != SL_MLP_MOE && adds_itself(f, NULL, post)) return glu_mlp(f, w, h, T, 1, err);
+    TRY(ls->mlp == SL_MLP_MOE ? moe_mlp(f, w, part, T, err) : glu_mlp(f, w, part, T, 0, err));
+    for (int32_t i = 0; i < n; i++) TRY(begin_sum(f, post, &mb[i], err));
+    return 0;
 }

@@ -127,7 +127,7 @@ static int open_collective(rank *r, sl_err *err) {
     if (!rc && own_gpu) {
         sl_coll *fast;
         sl_err why = {0};
-        rc = sl_coll_nccl_open(&fast, r->coll, r->ops, &why);
+        rc = sl_coll_nccl_open(&fast, r->coll, r->ops, 0, &why);
         if (!rc)
             r->coll = fast;
         else if (rc != SL_ECONFIG)
@@ -151,7 +151,7 @@ static int open_forward(rank *r, sl_err *err) {
                          .n_captures = (int32_t)b->n_captures};
     sl_forward_plan p;
     int rc = open_collective(r, err);
-    if (!rc) rc = sl_forward_plan_make(&p, r->model, r->ops, &o, err);
+    if (!rc) rc = sl_forward_plan_make(&p, r->model, r->ops, r->coll, &o, err);
     if (rc) return rc;
     sl_log(SL_INFO,
            "memory: residual %.1f MiB, workspace %.1f MiB, prepared weights %.1f MiB, rotary tables %.1f MiB, together "
