@@ -69,7 +69,8 @@ static int sums(rank *r, sl_ops *ops, sl_coll *c) {
         rc = ops->download(ops->ctx, r->got[s], part[2 * s], bytes, &r->err);
         if (!rc) rc = ops->download(ops->ctx, r->onto[s], h[s], bytes, &r->err);
     }
-    for (int s = 0; s < SIZES; s++) ops->free(ops->ctx, part[2 * s]), ops->free(ops->ctx, part[2 * s + 1]), ops->free(ops->ctx, h[s]);
+    for (int s = 0; s < SIZES; s++)
+        ops->free(ops->ctx, part[2 * s]), ops->free(ops->ctx, part[2 * s + 1]), ops->free(ops->ctx, h[s]);
     ops->free(ops->ctx, scratch);
     return rc;
 }
@@ -141,6 +142,7 @@ int main(void) {
         for (int i = 0; i < n; i++)
             for (int s = 0; s < SIZES; s++) free(all[i].got[s]), free(all[i].onto[s]);
     }
-    printf("nccl: %d rank%s, %d sizes in f32 and bf16, by slices and by ring: %s\n", n, n == 1 ? "" : "s", SIZES, bad ? "FAILED" : "ok");
+    printf("nccl: %d rank%s, %d sizes in f32 and bf16, by slices and by ring: %s\n", n, n == 1 ? "" : "s", SIZES,
+           bad ? "FAILED" : "ok");
     return bad != 0;
 }

@@ -40,7 +40,8 @@ static int on_state(void *arg, int32_t k, const void *states, int64_t n, sl_err 
     int rc = b->ops->fingerprint(b->ops->ctx, b->sums, b->nonfinite, states, n, H, b->chunk_rows, err);
     uint64_t off = 0;
     for (int64_t t = 0; t < n && !rc; t += b->chunk_rows) {
-        if (sl_chunk_owner(0, (uint32_t)k, (uint32_t)(t / b->chunk_rows), (uint32_t)b->tp) != (uint32_t)b->rank) continue;
+        if (sl_chunk_owner(0, (uint32_t)k, (uint32_t)(t / b->chunk_rows), (uint32_t)b->tp) != (uint32_t)b->rank)
+            continue;
         int64_t T = n - t < b->chunk_rows ? n - t : b->chunk_rows;
         uint64_t bytes = (uint64_t)(T * H) * b->es;
         if (off + bytes > b->arena_bytes) off = 0;

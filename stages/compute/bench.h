@@ -6,9 +6,9 @@
  * With `capture` every run also fingerprints each captured state and copies the chunks that rank 0 owns into host
  * memory, as the real rank does, and both times are given.
  *
- * With `ranks` > 1 a whole group runs in this process, a thread a rank, a GPU each where there are enough (then NCCL adds
- * up, else host memory does). Every second run leaves the sums over ranks out, and at last the sums of one run are run
- * alone: (with - without) / alone is the share of them that compute does not hide. */
+ * With `ranks` > 1 a whole group runs in this process, a thread a rank, a GPU each where there are enough (then NCCL
+ * adds up, else host memory does). Every second run leaves the sums over ranks out, and at last the sums of one run are
+ * run alone: (with - without) / alone is the share of them that compute does not hide. */
 #ifndef SL_COMPUTE_BENCH_H
 #define SL_COMPUTE_BENCH_H
 #include "ipc/boot.h"
@@ -19,8 +19,8 @@ typedef struct sl_bench_opts {
     int random, random_format;
     int backend, precision; /* sl_backend_id, sl_precision */
     int tp, expert_split, threads;
-    int ranks; /* 0 or 1: one rank of `tp`; 2..8: a whole group, tp is not looked at */
-    int ring;  /* 1: NCCL's own all-reduce in place of sums by slices */
+    int ranks;                            /* 0 or 1: one rank of `tp`; 2..8: a whole group, tp is not looked at */
+    int ring;                             /* 1: NCCL's own all-reduce in place of sums by slices */
     int32_t rows, length, warmup, repeat; /* length: of every row, or of the longest when `lengths` is set */
     const int32_t *lengths;               /* [rows], or NULL: all `length` */
     int64_t micro_tokens;                 /* 0 = whole batch */

@@ -316,8 +316,10 @@ static int rank_work(rank *me, bench *b, sl_coll *c) {
     for (int32_t i = -1; i < me->o->repeat; i++) {
         TRY(c->barrier(c, err));
         uint64_t t0 = sl_now_ns();
-        uint64_t ticket = 0; /* by slices onto a residual, as the forward pass does; the ring's bare sum is NCCL's best */
-        for (int32_t j = 0; j < me->o->inner; j++) TRY(c->reduce(c, me->o->ring ? NULL : b->out, b->x, n, &ticket, err));
+        uint64_t ticket =
+            0; /* by slices onto a residual, as the forward pass does; the ring's bare sum is NCCL's best */
+        for (int32_t j = 0; j < me->o->inner; j++)
+            TRY(c->reduce(c, me->o->ring ? NULL : b->out, b->x, n, &ticket, err));
         TRY(c->wait(c, ticket, err));
         TRY(b->ops->sync(b->ops->ctx, err));
         if (i >= 0) me->r.seconds[i] = (double)(sl_now_ns() - t0) / 1e9 / me->o->inner;

@@ -195,11 +195,13 @@ INLINE void sum_bf16_body(uint16_t *out, int onto, const uint8_t *in, uint64_t s
 typedef void sum_fn(void *out, int onto, const uint8_t *in, uint64_t stride, int tp, int64_t lo, int64_t hi);
 // NOLINTBEGIN(bugprone-macro-parentheses): an attribute stands without
 #define SUMS(isa, attr)                                                                                                \
-    attr static void sum_f32_##isa(void *o, int onto, const uint8_t *in, uint64_t st, int tp, int64_t lo, int64_t hi) {          \
-        sum_f32_body(o, onto, in, st, tp, lo, hi);                                                                           \
+    attr static void sum_f32_##isa(void *o, int onto, const uint8_t *in, uint64_t st, int tp, int64_t lo,              \
+                                   int64_t hi) {                                                                       \
+        sum_f32_body(o, onto, in, st, tp, lo, hi);                                                                     \
     }                                                                                                                  \
-    attr static void sum_bf16_##isa(void *o, int onto, const uint8_t *in, uint64_t st, int tp, int64_t lo, int64_t hi) {         \
-        sum_bf16_body(o, onto, in, st, tp, lo, hi);                                                                          \
+    attr static void sum_bf16_##isa(void *o, int onto, const uint8_t *in, uint64_t st, int tp, int64_t lo,             \
+                                    int64_t hi) {                                                                      \
+        sum_bf16_body(o, onto, in, st, tp, lo, hi);                                                                    \
     }
 // NOLINTEND(bugprone-macro-parentheses)
 SUMS(any, )

@@ -36,11 +36,11 @@ int sl_coll_allreduce(sl_coll *c, void *buf, int64_t n, sl_err *err);
 
 /* Shared memory. One memfd a group: a header page, one page of flags a rank, one input buffer a rank, one result
  * buffer. A sum of at most max_elems elements is: copy in (the part, and this rank's slice of h into the result),
- * barrier, each rank adds up its slice of the elements, barrier, copy out. It is done when reduce returns. The barrier after "copy in" also proves that everybody has
- * copied the previous result out, so two barriers a call are enough. A rank waits by looking a bounded number of times,
- * then by futex; with fewer processors than ranks it goes to the futex at once. Flags carry the epoch, so what a dead
- * life left behind is never taken for an arrival, and a region needs no cleaning between lives. Seeing a newer epoch is
- * SL_ETEMP: this rank was left behind and ends. */
+ * barrier, each rank adds up its slice of the elements, barrier, copy out. It is done when reduce returns. The barrier
+ * after "copy in" also proves that everybody has copied the previous result out, so two barriers a call are enough. A
+ * rank waits by looking a bounded number of times, then by futex; with fewer processors than ranks it goes to the futex
+ * at once. Flags carry the epoch, so what a dead life left behind is never taken for an arrival, and a region needs no
+ * cleaning between lives. Seeing a newer epoch is SL_ETEMP: this rank was left behind and ends. */
 /* memfd bytes for a group of tp ranks (2..64) reducing at most max_elems at a time (larger calls are cut); 0 when
  * invalid. */
 uint64_t sl_coll_shm_footprint(int tp, int64_t max_elems);

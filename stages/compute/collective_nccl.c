@@ -1,5 +1,5 @@
-/* collective_nccl: sums over GPUs, one communicator a group. Slice r of a part is added up by rank r: every rank sends it
- * its piece, a small kernel adds the pieces in rank order onto the residual, and the result goes to everybody. Two
+/* collective_nccl: sums over GPUs, one communicator a group. Slice r of a part is added up by rank r: every rank sends
+ * it its piece, a small kernel adds the pieces in rank order onto the residual, and the result goes to everybody. Two
  * exchanges and a kernel, in a stream of their own with the highest priority, so that they run beside the products of
  * another micro-batch; compute waits for them only on the device. Barriers and the agreement on batches stay on the
  * shared-memory collective, which also carries the communicator's id to the other ranks; so one protocol decides who is
@@ -46,11 +46,16 @@ static int api_open(nccl_api *a, sl_err *err) {
         const char *name;
         void **at;
     } want[] = {
-        {"ncclGetUniqueId", (void **)&a->get_id},   {"ncclCommInitRank", (void **)&a->init},
-        {"ncclAllReduce", (void **)&a->all_reduce}, {"ncclCommGetAsyncError", (void **)&a->async_error},
-        {"ncclSend", (void **)&a->send},            {"ncclRecv", (void **)&a->recv},
-        {"ncclGroupStart", (void **)&a->group_start}, {"ncclGroupEnd", (void **)&a->group_end},
-        {"ncclCommAbort", (void **)&a->abort},      {"ncclGetErrorString", (void **)&a->error_string},
+        {"ncclGetUniqueId", (void **)&a->get_id},
+        {"ncclCommInitRank", (void **)&a->init},
+        {"ncclAllReduce", (void **)&a->all_reduce},
+        {"ncclCommGetAsyncError", (void **)&a->async_error},
+        {"ncclSend", (void **)&a->send},
+        {"ncclRecv", (void **)&a->recv},
+        {"ncclGroupStart", (void **)&a->group_start},
+        {"ncclGroupEnd", (void **)&a->group_end},
+        {"ncclCommAbort", (void **)&a->abort},
+        {"ncclGetErrorString", (void **)&a->error_string},
     };
     a->lib = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
     if (!a->lib) return sl_err_set(err, SL_ECONFIG, "libnccl.so.2 cannot be opened: %s", dlerror());
