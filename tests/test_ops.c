@@ -617,6 +617,56 @@ static void test_linear(T_ *t) {
     test_linear_one(t, SL_W_BF16, 5, 96, 48, &(wt_opts){.perm_dim = 32}, 1);
 }
 
+/* out = round(out + x * W^T), once: also the first time, when the backend may try several ways of doing it. */
+static void test_linear_add_one(T_ *t, int64_t T, int64_t n, int64_t k, int64_t gap) {
+    wt w = make_wt(t, SL_W_BF16, 1, n, k, NULL);
+    sl_mat dm = dev_wt(t, &w), m = prepared(t, &dm);
+    int64_t xs = k + gap, os = n + gap;
+    double *x = random_act(t, T * xs, 1), *h = random_act(t, T * os, 8), *ref = malloc((uint64_t)(T * os) * 8);
+    double *wv = malloc((uint64_t)k * 8), *got[2];
+    memcpy(ref, h, (uint64_t)(T * os) * 8);
+    for (int64_t r = 0; r < n; r++) {
+        for (int64_t c = 0; c < k; c++) wv[c] = wact(t, &w, 0, r, c);
+        for (int64_t i = 0; i < T; i++) {
+            double s = h[i * os + r];
+            for (int64_t c = 0; c < k; c++) s += x[i * xs + c] * wv[c];
+            ref[i * os + r] = rn(t, s);
+        }
+    }
+    void *dx = act_put(t, x, T * xs);
+    for (int i = 0; i < 2; i++) {
+        void *out = act_put(t, h, T * os);
+        if (t->ops->linear_add) {
+            OK(t, t->ops->linear_add(t->ops->ctx, out, os, dx, xs, T, &m, &t->err));
+        } else { /* what a caller does instead: one rounding more */
+            void *part = dev_new(t, (uint64_t)(T * os) * esz(t));
+            OK(t, t->ops->linear(t->ops->ctx, part, os, dx, xs, T, &m, NULL, &t->err));
+            for (int64_t r = 0; r < T; r++) {
+                uint64_t at = (uint64_t)(r * os) * esz(t);
+                OK(t, t->ops->add(t->ops->ctx, (uint8_t *)out + at, (uint8_t *)part + at, n, &t->err));
+            }
+        }
+        got[i] = act_get(t, out, T * os);
+    }
+    compare(t, got[0], ref, T * os, t->ops->linear_add ? 1 : 1.5, "linear_add T %lld n %lld k %lld", (long long)T,
+            (long long)n, (long long)k);
+    t->checks++;
+    if (memcmp(got[0], got[1], (uint64_t)(T * os) * 8))
+        fail(t, "linear_add T %lld n %lld k %lld: the second call gives other bits", (long long)T, (long long)n,
+             (long long)k);
+    free(x), free(h), free(ref), free(wv), free(got[0]), free(got[1]);
+    free_wt(&w);
+    done(t, "linear_add");
+}
+
+static void test_linear_add(T_ *t) {
+    test_linear_add_one(t, 1, 1, 1, 0);
+    test_linear_add_one(t, 3, 17, 37, 5);
+    test_linear_add_one(t, 13, 64, 96, 0);
+    test_linear_add_one(t, 33, 72, 264, 8);
+    test_linear_add_one(t, 300, 512, 256, 0);
+}
+
 /* ---- row ops
  * ----------------------------------------------------------------------------------------------------------- */
 
@@ -1275,6 +1325,7 @@ static void run_all(T_ *t) {
     test_nll_one(t, 500, 24, 2100, SL_W_BF16);
     test_capture(t);
     test_nan(t);
+    test_linear_add(t);
 }
 
 int main(int argc, char **argv) {

@@ -128,7 +128,8 @@ static int op_register_arena(void *ctx, void *base, uint64_t bytes, sl_err *err)
 }
 static int op_linear_add(void *ctx, void *out, int64_t os, const void *x, int64_t xs, int64_t T, const sl_mat *w,
                          sl_err *err) {
-    return sl_cuda_linear_add(C, out, os, x, xs, T, w, err);
+    const int rc = guard_copies(C, err); /* it may add straight to the residual, which is captured */
+    return rc ? rc : sl_cuda_linear_add(C, out, os, x, xs, T, w, err);
 }
 static int op_fill(void *ctx, void *dst, const sl_fill *f, sl_err *err) {
     return sl_cuda_fill(C, dst, f, err);
