@@ -718,6 +718,57 @@ static void test_norm(T_ *t) {
     }
 }
 
+/* add and rmsnorm, in one call or in two. */
+static void add_norm(T_ *t, int fused, void *h, void *part, void *out, int64_t T, int64_t d, const float *w,
+                     sl_norm_kind kind) {
+    if (fused) {
+        OK(t, t->ops->add_norm(t->ops->ctx, h, part, out, T, d, w, 1e-5f, kind, &t->err));
+        return;
+    }
+    OK(t, t->ops->add(t->ops->ctx, h, part, T * d, &t->err));
+    OK(t, t->ops->rmsnorm(t->ops->ctx, out, d, h, d, T, 1, d, w, 1e-5f, kind, &t->err));
+}
+
+static void test_add_norm_one(T_ *t, int64_t T, int64_t d, int kind, int into_part) {
+    int64_t n = T * d;
+    double *a = random_act(t, n, 3), *b = random_act(t, n, 2), *w = malloc((uint64_t)d * 8);
+    double *sum = malloc((uint64_t)n * 8), *ref = malloc((uint64_t)n * 8), *got[4];
+    for (int64_t i = 0; i < d; i++) w[i] = bfr(uni(t) + 0.5);
+    for (int64_t i = 0; i < n; i++) sum[i] = rn(t, a[i] + b[i]);
+    for (int64_t r = 0; r < T; r++) {
+        double s = 0;
+        for (int64_t i = 0; i < d; i++) s += sum[r * d + i] * sum[r * d + i];
+        s = 1 / sqrt(s / (double)d + (double)1e-5f);
+        for (int64_t i = 0; i < d; i++) {
+            double y = sum[r * d + i] * s;
+            if (kind == SL_NORM_LLAMA && t->bf) y = bfr(y);
+            ref[r * d + i] = rn(t, kind == SL_NORM_GEMMA ? y * (1 + w[i]) : y * w[i]);
+        }
+    }
+    float *dw = dev_floats(t, w, d);
+    for (int fused = 0; fused < 2; fused++) { /* a backend without the operation passes with the two calls alone */
+        void *h = act_put(t, a, n), *part = act_put(t, b, n);
+        void *out = into_part ? part : dev_new(t, (uint64_t)n * esz(t));
+        add_norm(t, fused && t->ops->add_norm, h, part, out, T, d, dw, (sl_norm_kind)kind);
+        got[2 * fused] = act_get(t, h, n);
+        got[2 * fused + 1] = act_get(t, out, n);
+        compare(t, got[2 * fused], sum, n, 0.2, "add_norm, sum, T %lld d %lld", (long long)T, (long long)d);
+        compare(t, got[2 * fused + 1], ref, n, 1, "add_norm kind %d T %lld d %lld", kind, (long long)T, (long long)d);
+    }
+    t->checks++;
+    if (memcmp(got[0], got[2], (uint64_t)n * 8) || memcmp(got[1], got[3], (uint64_t)n * 8))
+        fail(t, "add_norm kind %d T %lld d %lld: other bits than add and rmsnorm", kind, (long long)T, (long long)d);
+    free(a), free(b), free(w), free(sum), free(ref);
+    for (int i = 0; i < 4; i++) free(got[i]);
+    done(t, "add_norm");
+}
+
+static void test_add_norm(T_ *t) {
+    static const int64_t d[] = {8, 37, 512, 576, 1029, 2048, 2056, 4096, 7168, 8200, 16384, 16392};
+    for (int kind = 0; kind < 3; kind++)
+        for (size_t i = 0; i < sizeof d / sizeof *d; i++) test_add_norm_one(t, i % 3 ? 5 : 1, d[i], kind, (int)i & 1);
+}
+
 static void test_add_glu(T_ *t) {
     static const int64_t sizes[][2] = {{1, 1}, {3, 33}, {17, 576}, {5, 1029}};
     for (size_t s = 0; s < 4; s++) {
@@ -1326,6 +1377,7 @@ static void run_all(T_ *t) {
     test_capture(t);
     test_nan(t);
     test_linear_add(t);
+    test_add_norm(t);
 }
 
 int main(int argc, char **argv) {
