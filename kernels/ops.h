@@ -216,6 +216,11 @@ struct sl_ops {
     int (*linear_add)(void *ctx, void *out, int64_t out_stride, const void *x, int64_t x_stride, int64_t T,
                       const sl_mat *w, sl_err *err);
     int (*fill)(void *ctx, void *dst, const sl_fill *f, sl_err *err); /* NULL: this backend has none */
+    /* h = round(h + part); out = norm(h) in one pass: rows of d elements without gaps, h and part and out [T, d]. out
+     * may be part itself, else the three lie apart. The same bits as add and then rmsnorm with one group. NULL: use
+     * those two. */
+    int (*add_norm)(void *ctx, void *h, const void *part, void *out, int64_t T, int64_t d, const float *w, float eps,
+                    sl_norm_kind kind, sl_err *err);
     void (*destroy)(sl_ops *ops);
 };
 

@@ -617,6 +617,56 @@ static void test_linear(T_ *t) {
     test_linear_one(t, SL_W_BF16, 5, 96, 48, &(wt_opts){.perm_dim = 32}, 1);
 }
 
+/* out = round(out + x * W^T), once: also the first time, when the backend may try several ways of doing it. */
+static void test_linear_add_one(T_ *t, int64_t T, int64_t n, int64_t k, int64_t gap) {
+    wt w = make_wt(t, SL_W_BF16, 1, n, k, NULL);
+    sl_mat dm = dev_wt(t, &w), m = prepared(t, &dm);
+    int64_t xs = k + gap, os = n + gap;
+    double *x = random_act(t, T * xs, 1), *h = random_act(t, T * os, 8), *ref = malloc((uint64_t)(T * os) * 8);
+    double *wv = malloc((uint64_t)k * 8), *got[2];
+    memcpy(ref, h, (uint64_t)(T * os) * 8);
+    for (int64_t r = 0; r < n; r++) {
+        for (int64_t c = 0; c < k; c++) wv[c] = wact(t, &w, 0, r, c);
+        for (int64_t i = 0; i < T; i++) {
+            double s = h[i * os + r];
+            for (int64_t c = 0; c < k; c++) s += x[i * xs + c] * wv[c];
+            ref[i * os + r] = rn(t, s);
+        }
+    }
+    void *dx = act_put(t, x, T * xs);
+    for (int i = 0; i < 2; i++) {
+        void *out = act_put(t, h, T * os);
+        if (t->ops->linear_add) {
+            OK(t, t->ops->linear_add(t->ops->ctx, out, os, dx, xs, T, &m, &t->err));
+        } else { /* what a caller does instead: one rounding more */
+            void *part = dev_new(t, (uint64_t)(T * os) * esz(t));
+            OK(t, t->ops->linear(t->ops->ctx, part, os, dx, xs, T, &m, NULL, &t->err));
+            for (int64_t r = 0; r < T; r++) {
+                uint64_t at = (uint64_t)(r * os) * esz(t);
+                OK(t, t->ops->add(t->ops->ctx, (uint8_t *)out + at, (uint8_t *)part + at, n, &t->err));
+            }
+        }
+        got[i] = act_get(t, out, T * os);
+    }
+    compare(t, got[0], ref, T * os, t->ops->linear_add ? 1 : 1.5, "linear_add T %lld n %lld k %lld", (long long)T,
+            (long long)n, (long long)k);
+    t->checks++;
+    if (memcmp(got[0], got[1], (uint64_t)(T * os) * 8))
+        fail(t, "linear_add T %lld n %lld k %lld: the second call gives other bits", (long long)T, (long long)n,
+             (long long)k);
+    free(x), free(h), free(ref), free(wv), free(got[0]), free(got[1]);
+    free_wt(&w);
+    done(t, "linear_add");
+}
+
+static void test_linear_add(T_ *t) {
+    test_linear_add_one(t, 1, 1, 1, 0);
+    test_linear_add_one(t, 3, 17, 37, 5);
+    test_linear_add_one(t, 13, 64, 96, 0);
+    test_linear_add_one(t, 33, 72, 264, 8);
+    test_linear_add_one(t, 300, 512, 256, 0);
+}
+
 /* ---- row ops
  * ----------------------------------------------------------------------------------------------------------- */
 
@@ -666,6 +716,57 @@ static void test_norm(T_ *t) {
         test_norm_one(t, 17, 5, 64, kind, 50);
         test_norm_one(t, 4, 2, 7, kind, 0.01);
     }
+}
+
+/* add and rmsnorm, in one call or in two. */
+static void add_norm(T_ *t, int fused, void *h, void *part, void *out, int64_t T, int64_t d, const float *w,
+                     sl_norm_kind kind) {
+    if (fused) {
+        OK(t, t->ops->add_norm(t->ops->ctx, h, part, out, T, d, w, 1e-5f, kind, &t->err));
+        return;
+    }
+    OK(t, t->ops->add(t->ops->ctx, h, part, T * d, &t->err));
+    OK(t, t->ops->rmsnorm(t->ops->ctx, out, d, h, d, T, 1, d, w, 1e-5f, kind, &t->err));
+}
+
+static void test_add_norm_one(T_ *t, int64_t T, int64_t d, int kind, int into_part) {
+    int64_t n = T * d;
+    double *a = random_act(t, n, 3), *b = random_act(t, n, 2), *w = malloc((uint64_t)d * 8);
+    double *sum = malloc((uint64_t)n * 8), *ref = malloc((uint64_t)n * 8), *got[4];
+    for (int64_t i = 0; i < d; i++) w[i] = bfr(uni(t) + 0.5);
+    for (int64_t i = 0; i < n; i++) sum[i] = rn(t, a[i] + b[i]);
+    for (int64_t r = 0; r < T; r++) {
+        double s = 0;
+        for (int64_t i = 0; i < d; i++) s += sum[r * d + i] * sum[r * d + i];
+        s = 1 / sqrt(s / (double)d + (double)1e-5f);
+        for (int64_t i = 0; i < d; i++) {
+            double y = sum[r * d + i] * s;
+            if (kind == SL_NORM_LLAMA && t->bf) y = bfr(y);
+            ref[r * d + i] = rn(t, kind == SL_NORM_GEMMA ? y * (1 + w[i]) : y * w[i]);
+        }
+    }
+    float *dw = dev_floats(t, w, d);
+    for (int fused = 0; fused < 2; fused++) { /* a backend without the operation passes with the two calls alone */
+        void *h = act_put(t, a, n), *part = act_put(t, b, n);
+        void *out = into_part ? part : dev_new(t, (uint64_t)n * esz(t));
+        add_norm(t, fused && t->ops->add_norm, h, part, out, T, d, dw, (sl_norm_kind)kind);
+        got[2 * fused] = act_get(t, h, n);
+        got[2 * fused + 1] = act_get(t, out, n);
+        compare(t, got[2 * fused], sum, n, 0.2, "add_norm, sum, T %lld d %lld", (long long)T, (long long)d);
+        compare(t, got[2 * fused + 1], ref, n, 1, "add_norm kind %d T %lld d %lld", kind, (long long)T, (long long)d);
+    }
+    t->checks++;
+    if (memcmp(got[0], got[2], (uint64_t)n * 8) || memcmp(got[1], got[3], (uint64_t)n * 8))
+        fail(t, "add_norm kind %d T %lld d %lld: other bits than add and rmsnorm", kind, (long long)T, (long long)d);
+    free(a), free(b), free(w), free(sum), free(ref);
+    for (int i = 0; i < 4; i++) free(got[i]);
+    done(t, "add_norm");
+}
+
+static void test_add_norm(T_ *t) {
+    static const int64_t d[] = {8, 37, 512, 576, 1029, 2048, 2056, 4096, 7168, 8200, 16384, 16392};
+    for (int kind = 0; kind < 3; kind++)
+        for (size_t i = 0; i < sizeof d / sizeof *d; i++) test_add_norm_one(t, i % 3 ? 5 : 1, d[i], kind, (int)i & 1);
 }
 
 static void test_add_glu(T_ *t) {
@@ -1275,6 +1376,8 @@ static void run_all(T_ *t) {
     test_nll_one(t, 500, 24, 2100, SL_W_BF16);
     test_capture(t);
     test_nan(t);
+    test_linear_add(t);
+    test_add_norm(t);
 }
 
 int main(int argc, char **argv) {

@@ -112,6 +112,8 @@ static inline bool aligned16(const void *p) {
 int sl_cuda_rmsnorm(SlCuda *c, void *out, int64_t os, const void *x, int64_t xs, int64_t T, int64_t groups, int64_t d,
                     const float *w, float eps, sl_norm_kind kind, sl_err *err);
 int sl_cuda_add(SlCuda *c, void *h, const void *a, int64_t n, sl_err *err);
+int sl_cuda_add_norm(SlCuda *c, void *h, const void *part, void *out, int64_t T, int64_t d, const float *w, float eps,
+                     sl_norm_kind kind, sl_err *err);
 int sl_cuda_rope(SlCuda *c, void *x, int64_t stride, int64_t T, int32_t heads, int64_t head_stride, int32_t off,
                  int32_t rope_dim, const float *cs, const int32_t *pos, sl_rope_kind kind, sl_err *err);
 int sl_cuda_mla_k(SlCuda *c, void *k, const void *kv, const void *k_pe, int64_t pe_stride, int64_t T, int32_t heads,

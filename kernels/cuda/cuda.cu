@@ -128,11 +128,16 @@ static int op_register_arena(void *ctx, void *base, uint64_t bytes, sl_err *err)
 }
 static int op_linear_add(void *ctx, void *out, int64_t os, const void *x, int64_t xs, int64_t T, const sl_mat *w,
                          sl_err *err) {
-    const int rc = guard_copies(C, err);
+    const int rc = guard_copies(C, err); /* it may add straight to the residual, which is captured */
     return rc ? rc : sl_cuda_linear_add(C, out, os, x, xs, T, w, err);
 }
 static int op_fill(void *ctx, void *dst, const sl_fill *f, sl_err *err) {
     return sl_cuda_fill(C, dst, f, err);
+}
+static int op_add_norm(void *ctx, void *h, const void *part, void *out, int64_t T, int64_t d, const float *w, float eps,
+                       sl_norm_kind kind, sl_err *err) {
+    const int rc = guard_copies(C, err);
+    return rc ? rc : sl_cuda_add_norm(C, h, part, out, T, d, w, eps, kind, err);
 }
 static void op_destroy(sl_ops *ops) {
     SlCuda *c = (SlCuda *)ops->ctx;
@@ -182,6 +187,7 @@ static const sl_ops table = {
     .register_arena = op_register_arena,
     .linear_add = op_linear_add,
     .fill = op_fill,
+    .add_norm = op_add_norm,
     .destroy = op_destroy,
 };
 

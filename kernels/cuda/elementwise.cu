@@ -4,6 +4,11 @@
 
 /* ---------------------------------------------------------------- kernels */
 
+template <class T> __device__ __forceinline__ float norm_one(float y, float wt, int kind) {
+    if (kind == SL_NORM_LLAMA) return rnd<T>(y) * rnd<T>(wt);
+    return kind == SL_NORM_GEMMA ? y * (1.f + wt) : y * wt;
+}
+
 /* One block of NT threads a (token, group); VEC elements a thread and step. Values are kept in registers between the
  * passes when they fit (PER steps), else read again. */
 template <class T, int NT, int VEC>
@@ -32,11 +37,7 @@ __global__ void __launch_bounds__(NT) rmsnorm_kernel(T *out, int64_t os, const T
 #pragma unroll
     for (int i = 0; i < NT / 32; i++) sum += part[i];
     const float r = rsqrtf(sum / (float)d + eps);
-    auto one = [&](float v, float wt) {
-        const float y = v * r;
-        if (kind == SL_NORM_LLAMA) return rnd<T>(y) * rnd<T>(wt);
-        return kind == SL_NORM_GEMMA ? y * (1.f + wt) : y * wt;
-    };
+    auto one = [&](float v, float wt) { return norm_one<T>(v * r, wt, kind); };
     for (int64_t i = threadIdx.x * VEC; i < d; i += NT * VEC) { /* the row is in L1 or L2 now */
         if constexpr (VEC == 8) {
             float v[8], wt[8];
@@ -47,6 +48,52 @@ __global__ void __launch_bounds__(NT) rmsnorm_kernel(T *out, int64_t os, const T
         } else {
             dst[i] = from_f<T>(one(to_f<T>(src[i]), w[i]));
         }
+    }
+}
+
+/* h = round(h + part), out = norm(h): a block of NT threads a row, which it holds in registers in between (PER vectors
+ * of 8 a thread, d <= NT * PER * 8). Both loads of all vectors are under way before the first is used. The sum of
+ * squares runs in the order of rmsnorm_kernel with as many threads: the same bits. */
+template <class T, int NT, int PER>
+__global__ void __launch_bounds__(NT)
+    add_norm_kernel(T *h, const T *part, T *out, int64_t d, const float *w, float eps, int kind) {
+    const int64_t row = blockIdx.x * d;
+    float v[PER][8];
+    float sum = 0;
+#pragma unroll
+    for (int s = 0; s < PER; s++) {
+        const int64_t i = (s * NT + (int)threadIdx.x) * 8;
+        if (i >= d) continue;
+        float p[8];
+        load8(h + row + i, v[s]), load8(part + row + i, p);
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[s][j] = rnd<T>(v[s][j] + p[j]);
+    }
+#pragma unroll
+    for (int s = 0; s < PER; s++) {
+        const int64_t i = (s * NT + (int)threadIdx.x) * 8;
+        if (i >= d) continue;
+        store8(h + row + i, v[s]);
+#pragma unroll
+        for (int j = 0; j < 8; j++) sum = fmaf(v[s][j], v[s][j], sum);
+    }
+    __shared__ float parts[NT / 32];
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = sum;
+    __syncthreads();
+    sum = 0;
+#pragma unroll
+    for (int i = 0; i < NT / 32; i++) sum += parts[i];
+    const float r = rsqrtf(sum / (float)d + eps);
+#pragma unroll
+    for (int s = 0; s < PER; s++) {
+        const int64_t i = (s * NT + (int)threadIdx.x) * 8;
+        if (i >= d) continue;
+        float wt[8];
+        load8(w + i, wt);
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[s][j] = norm_one<T>(v[s][j] * r, wt[j], kind);
+        store8(out + row + i, v[s]);
     }
 }
 
@@ -225,6 +272,38 @@ int sl_cuda_add(SlCuda *c, void *h, const void *a, int64_t n, sl_err *err) {
     else
         add_kernel<bf16><<<g, 256, 0, c->stream>>>((bf16 *)h, (const bf16 *)a, n8, n);
     SL_LAUNCHED("add");
+    return 0;
+}
+
+/* Threads a row as rmsnorm takes them: the order of its sum depends on them. */
+template <class T>
+static void add_norm_as(SlCuda *c, void *h_, const void *part_, void *out_, int64_t T_, int64_t d, const float *w,
+                        float eps, int kind) {
+    T *h = (T *)h_, *out = (T *)out_;
+    const T *part = (const T *)part_;
+    const unsigned n = (unsigned)T_;
+    if (d <= 512)
+        add_norm_kernel<T, 32, 2><<<n, 32, 0, c->stream>>>(h, part, out, d, w, eps, kind);
+    else if (d <= 2048)
+        add_norm_kernel<T, 128, 2><<<n, 128, 0, c->stream>>>(h, part, out, d, w, eps, kind);
+    else if (d <= 4096)
+        add_norm_kernel<T, 256, 2><<<n, 256, 0, c->stream>>>(h, part, out, d, w, eps, kind);
+    else if (d <= 8192)
+        add_norm_kernel<T, 256, 4><<<n, 256, 0, c->stream>>>(h, part, out, d, w, eps, kind);
+    else
+        add_norm_kernel<T, 256, 8><<<n, 256, 0, c->stream>>>(h, part, out, d, w, eps, kind);
+}
+int sl_cuda_add_norm(SlCuda *c, void *h, const void *part, void *out, int64_t T, int64_t d, const float *w, float eps,
+                     sl_norm_kind kind, sl_err *err) {
+    if (d % 8 || d > 16384 || !aligned16(h) || !aligned16(part) || !aligned16(out) || !aligned16(w)) {
+        const int rc = sl_cuda_add(c, h, part, T * d, err);
+        return rc ? rc : sl_cuda_rmsnorm(c, out, d, h, d, T, 1, d, w, eps, kind, err);
+    }
+    if (c->act == SL_F32)
+        add_norm_as<float>(c, h, part, out, T, d, w, eps, kind);
+    else
+        add_norm_as<bf16>(c, h, part, out, T, d, w, eps, kind);
+    SL_LAUNCHED("add_norm");
     return 0;
 }
 

@@ -1,6 +1,7 @@
 /* gemm: dense products by cuBLASLt. For each shape (rows rounded up to a bucket, n, k, types) the library's first
  * choices are timed on the real operands the first time it is met, and the best is kept in a small text file
- * ($SLUICE_CACHE_DIR, else $CACHE_DIRECTORY, else $XDG_CACHE_HOME/sluice, else ~/.cache/sluice).
+ * ($SLUICE_CACHE_DIR, else $CACHE_DIRECTORY, else $XDG_CACHE_HOME/sluice, else ~/.cache/sluice). Products that add to
+ * their output are timed on a copy of it, which is freed again: timing in place would add several times.
  *
  * Two algorithms may differ in the last bit, so a choice must not depend on who asks or when: it is made under a lock
  * on the file and written at once, and every rank and every later life of this machine takes it from there. Without a
@@ -11,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <set>
 #include <string>
 #include <tuple>
 #include <fcntl.h>
@@ -19,17 +21,20 @@
 #include <unistd.h>
 #include "kernels/cuda/context.h"
 
+/* What becomes of a product. These numbers stand in the file. */
+enum { TO_ACT = 0, TO_F32 = 1, ONTO = 2 }; /* in the activation type; in f32; added to what is there, one rounding */
 struct GemmKey {
     int64_t m, n, k, lda, ldb, ldc;
-    int out_f32, f32, align; /* align: bytes that every operand's address and row distance are a multiple of, 2..256 */
+    int kind, f32, align; /* align: bytes that every operand's address and row distance are a multiple of, 2..256 */
     bool operator<(const GemmKey &o) const {
-        return std::tie(m, n, k, lda, ldb, ldc, out_f32, f32, align) <
-               std::tie(o.m, o.n, o.k, o.lda, o.ldb, o.ldc, o.out_f32, o.f32, o.align);
+        return std::tie(m, n, k, lda, ldb, ldc, kind, f32, align) <
+               std::tie(o.m, o.n, o.k, o.lda, o.ldb, o.ldc, o.kind, o.f32, o.align);
     }
 };
 struct SlGemmCache {
-    std::map<GemmKey, cublasLtMatmulAlgo_t> algos, sums; /* sums: of products that add to their output */
-    std::string path;                                    /* empty: nothing is timed */
+    std::map<GemmKey, cublasLtMatmulAlgo_t> algos;
+    std::set<GemmKey> refused; /* products that no algorithm of the library can add: the plain kernel's */
+    std::string path;          /* empty: nothing is timed */
     cudaEvent_t a = nullptr, b = nullptr;
 };
 
@@ -71,7 +76,7 @@ static void cache_load(SlGemmCache *g) {
     GemmKey k;
     unsigned long long w[8];
     static_assert(sizeof(cublasLtMatmulAlgo_t) == sizeof w, "the algorithm is eight words");
-    while (fscanf(f, "%ld %ld %ld %ld %ld %ld %d %d %d", &k.m, &k.n, &k.k, &k.lda, &k.ldb, &k.ldc, &k.out_f32, &k.f32,
+    while (fscanf(f, "%ld %ld %ld %ld %ld %ld %d %d %d", &k.m, &k.n, &k.k, &k.lda, &k.ldb, &k.ldc, &k.kind, &k.f32,
                   &k.align) == 9) {
         int ok = 1;
         for (auto &x : w) ok &= fscanf(f, "%llx", &x) == 1;
@@ -95,7 +100,7 @@ static void cache_append(int fd, const GemmKey &k, const cublasLtMatmulAlgo_t &a
     unsigned long long w[8];
     memcpy(w, &algo, sizeof w);
     std::string line;
-    for (long x : {(long)k.m, (long)k.n, (long)k.k, (long)k.lda, (long)k.ldb, (long)k.ldc, (long)k.out_f32, (long)k.f32,
+    for (long x : {(long)k.m, (long)k.n, (long)k.k, (long)k.lda, (long)k.ldb, (long)k.ldc, (long)k.kind, (long)k.f32,
                    (long)k.align})
         line += std::to_string(x) + " ";
     for (auto x : w) {
@@ -142,7 +147,8 @@ struct LtOp {
 };
 static int op_make(LtOp *op, const GemmKey &k, int64_t m, sl_err *err) {
     const cublasOperation_t t = CUBLAS_OP_T;
-    const cudaDataType_t in = k.f32 ? CUDA_R_32F : CUDA_R_16BF, out = k.f32 || k.out_f32 ? CUDA_R_32F : CUDA_R_16BF;
+    const cudaDataType_t in = k.f32 ? CUDA_R_32F : CUDA_R_16BF,
+                         out = k.f32 || k.kind == TO_F32 ? CUDA_R_32F : CUDA_R_16BF;
     SL_LT(cublasLtMatmulDescCreate(&op->d, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     SL_LT(cublasLtMatmulDescSetAttribute(op->d, CUBLASLT_MATMUL_DESC_TRANSA, &t, sizeof t));
     SL_LT(cublasLtMatrixLayoutCreate(&op->w, in, k.k, k.n, k.ldb));
@@ -154,10 +160,11 @@ static int op_make(LtOp *op, const GemmKey &k, int64_t m, sl_err *err) {
 struct Call {
     const void *x, *w;
     void *out;
+    float beta; /* 1: onto what is there */
 };
 static cublasStatus_t go(SlCuda *c, const LtOp &op, const Call &p, const cublasLtMatmulAlgo_t *algo) {
-    const float one = 1, zero = 0;
-    return cublasLtMatmul(c->lt, op.d, &one, p.w, op.w, p.x, op.x, &zero, p.out, op.o, p.out, op.o, algo, c->lt_ws,
+    const float one = 1;
+    return cublasLtMatmul(c->lt, op.d, &one, p.w, op.w, p.x, op.x, &p.beta, p.out, op.o, p.out, op.o, algo, c->lt_ws,
                           c->lt_ws_bytes, c->stream);
 }
 constexpr int TRY = 8, REPS = 3;
@@ -178,7 +185,7 @@ static int candidates(SlCuda *c, const LtOp &op, const GemmKey &key, cublasLtMat
                           (long)key.m, (long)key.n, (long)key.k, (int)s);
     return 0;
 }
-/* Time the library's first choices on these operands. */
+/* Time the library's first choices on these operands. *best stays when none of them runs. */
 static int fastest(SlCuda *c, const LtOp &op, const Call &p, const cublasLtMatmulHeuristicResult_t *r, int n, int *best,
                    sl_err *err) {
     float least = 1e30f;
@@ -194,22 +201,44 @@ static int fastest(SlCuda *c, const LtOp &op, const Call &p, const cublasLtMatmu
     }
     return 0;
 }
-static int choose(SlCuda *c, const LtOp &op, const Call &p, const GemmKey &key, sl_err *err) {
+/* The same for products that add: on a copy of the output, so that they add to real values and the output keeps its
+ * own. Without memory for the copy nothing is timed and *best stays. */
+static int fastest_onto(SlCuda *c, const LtOp &op, Call p, const GemmKey &key, int64_t T,
+                        const cublasLtMatmulHeuristicResult_t *r, int n, int *best, sl_err *err) {
+    const size_t elem = key.f32 ? 4 : 2, row = (size_t)key.ldc * elem;
+    void *copy = nullptr;
+    if (cudaMalloc(&copy, row * (size_t)T) != cudaSuccess) {
+        (void)cudaGetLastError(); /* said and done: the next launch must not find it */
+        return 0;
+    }
+    const cudaError_t e =
+        cudaMemcpy2DAsync(copy, row, p.out, row, (size_t)key.n * elem, (size_t)T, cudaMemcpyDeviceToDevice, c->stream);
+    p.out = copy;
+    const int rc = e == cudaSuccess ? fastest(c, op, p, r, n, best, err)
+                                    : sl_cuda_fail(err, e, "copy of a product's output", __FILE__, __LINE__);
+    cudaFree(copy); /* waits for what runs on it */
+    return rc;
+}
+/* A choice for the key, from the file or by timing. There may be none for products that add (not all algorithms can,
+ * which only running them tells): `product` then takes the first that runs. */
+static int choose(SlCuda *c, const LtOp &op, const Call &p, const GemmKey &key, int64_t T, sl_err *err) {
     cublasLtMatmulHeuristicResult_t r[TRY];
-    int n = 0, best = 0, rc = candidates(c, op, key, r, &n, err);
+    int n = 0, best = key.kind == ONTO ? -1 : 0, rc = candidates(c, op, key, r, &n, err);
     if (rc) return rc;
-    const int fd = key.out_f32 && !key.f32 ? -1 : cache_lock(c->gemms);
+    const int fd = key.kind == TO_F32 && !key.f32 ? -1 : cache_lock(c->gemms);
     if (fd >= 0) {
         cache_load(c->gemms); /* another rank may have chosen meanwhile */
         if (c->gemms->algos.count(key)) {
             close(fd);
             return 0;
         }
-        if (n > 1) rc = fastest(c, op, p, r, n, &best, err);
-        if (!rc) cache_append(fd, key, r[best].algo);
+        if (n > 1)
+            rc = key.kind == ONTO ? fastest_onto(c, op, p, key, T, r, n, &best, err)
+                                  : fastest(c, op, p, r, n, &best, err);
+        if (!rc && best >= 0) cache_append(fd, key, r[best].algo);
         close(fd);
     }
-    if (!rc) c->gemms->algos[key] = r[best].algo;
+    if (!rc && best >= 0) c->gemms->algos[key] = r[best].algo;
     return rc;
 }
 
@@ -253,30 +282,15 @@ static int common_alignment(std::initializer_list<uintptr_t> v) {
     return (int)(all & -all);
 }
 
-/* Onto what is there, one rounding. The first of the library's choices that can add (not all can, which only running
- * them tells; a refusal touches nothing). Never timed: that would add several times. */
-static int product_add(SlCuda *c, const LtOp &op, const Call &p, const GemmKey &key, int64_t T, sl_err *err) {
-    const float one = 1;
-    auto run = [&](const cublasLtMatmulAlgo_t *algo) {
-        return cublasLtMatmul(c->lt, op.d, &one, p.w, op.w, p.x, op.x, &one, p.out, op.o, p.out, op.o, algo, c->lt_ws,
-                              c->lt_ws_bytes, c->stream) == CUBLAS_STATUS_SUCCESS;
-    };
-    auto it = c->gemms->sums.find(key);
-    if (it != c->gemms->sums.end() && run(&it->second)) return 0;
-    cublasLtMatmulHeuristicResult_t r[TRY];
-    int n = 0;
-    const int rc = candidates(c, op, key, r, &n, err);
-    if (rc) return rc;
-    for (int i = 0; i < n; i++)
-        if (run(&r[i].algo)) {
-            c->gemms->sums[key] = r[i].algo;
-            return 0;
-        }
-    return key.f32 ? plain<float, float>(c, p, key, T, 1, err) : plain<bf16, bf16>(c, p, key, T, 1, err);
+static int plain_any(SlCuda *c, const Call &p, const GemmKey &key, int64_t T, sl_err *err) {
+    const int add = key.kind == ONTO;
+    return key.f32              ? plain<float, float>(c, p, key, T, add, err)
+           : key.kind == TO_F32 ? plain<bf16, float>(c, p, key, T, add, err)
+                                : plain<bf16, bf16>(c, p, key, T, add, err);
 }
 
-static int product(SlCuda *c, void *out, int64_t os, const void *x, int64_t xs, int64_t T, const sl_mat *w,
-                   bool out_f32, bool add, sl_err *err) {
+static int product(SlCuda *c, void *out, int64_t os, const void *x, int64_t xs, int64_t T, const sl_mat *w, int kind,
+                   sl_err *err) {
     const bool f32 = c->act == SL_F32;
     const uintptr_t elem = f32 ? 4 : 2;
     if (w->fmt != (f32 ? SL_W_F32 : SL_W_BF16))
@@ -287,33 +301,35 @@ static int product(SlCuda *c, void *out, int64_t os, const void *x, int64_t xs, 
                          xs,
                          (int64_t)(w->row_bytes / (f32 ? 4 : 2)),
                          os,
-                         out_f32,
+                         kind,
                          f32,
                          common_alignment({(uintptr_t)x, (uintptr_t)w->data, (uintptr_t)out, (uintptr_t)xs * elem,
-                                           w->row_bytes, (uintptr_t)os * (out_f32 ? 4 : elem)})};
-    const Call p = {x, w->data, out};
-    if (key.align < 16)
-        return f32       ? plain<float, float>(c, p, key, T, add, err)
-               : out_f32 ? plain<bf16, float>(c, p, key, T, add, err)
-                         : plain<bf16, bf16>(c, p, key, T, add, err);
+                                           w->row_bytes, (uintptr_t)os * (kind == TO_F32 ? 4 : elem)})};
+    const Call p = {x, w->data, out, kind == ONTO ? 1.f : 0.f};
+    if (key.align < 16 || c->gemms->refused.count(key)) return plain_any(c, p, key, T, err);
     LtOp op;
     int rc = op_make(&op, key, T, err);
     if (rc) return rc;
-    if (add) return product_add(c, op, p, key, T, err);
     auto it = c->gemms->algos.find(key);
     if (it == c->gemms->algos.end()) {
-        if ((rc = choose(c, op, p, key, err))) return rc;
+        if ((rc = choose(c, op, p, key, T, err))) return rc;
         it = c->gemms->algos.find(key);
     }
-    cublasStatus_t s = go(c, op, p, &it->second);
-    if (s != CUBLAS_STATUS_SUCCESS) { /* an algorithm of the bucket that does not serve these rows */
+    const bool chosen = it != c->gemms->algos.end();
+    cublasStatus_t s = chosen ? go(c, op, p, &it->second) : CUBLAS_STATUS_NOT_SUPPORTED;
+    if (s != CUBLAS_STATUS_SUCCESS) { /* no choice, or one of the bucket that does not serve these rows */
         cublasLtMatmulHeuristicResult_t r[TRY];
         int n = 0;
         if ((rc = candidates(c, op, key, r, &n, err))) return rc;
-        s = go(c, op, p, &r[0].algo);
+        for (int i = 0; i < n && s != CUBLAS_STATUS_SUCCESS; i++) { /* a refusal touches nothing */
+            s = go(c, op, p, &r[i].algo);
+            if (s == CUBLAS_STATUS_SUCCESS && !chosen) c->gemms->algos[key] = r[i].algo;
+        }
     }
-    if (s != CUBLAS_STATUS_SUCCESS) return lt_fail(err, s, "cublasLtMatmul", __LINE__);
-    return 0;
+    if (s == CUBLAS_STATUS_SUCCESS) return 0;
+    if (kind != ONTO) return lt_fail(err, s, "cublasLtMatmul", __LINE__);
+    c->gemms->refused.insert(key);
+    return plain_any(c, p, key, T, err);
 }
 
 /* Every row starts as the bias (bf16 checkpoints hold it in bf16: nothing is lost), and the product adds itself: one
@@ -325,19 +341,19 @@ template <class T> __global__ void bias_kernel(T *out, int64_t os, const float *
 
 int sl_cuda_linear(SlCuda *c, void *out, int64_t os, const void *x, int64_t xs, int64_t T, const sl_mat *w,
                    const float *bias, sl_err *err) {
-    if (!bias) return product(c, out, os, x, xs, T, w, false, false, err);
+    if (!bias) return product(c, out, os, x, xs, T, w, TO_ACT, err);
     if (c->act == SL_F32)
         bias_kernel<float><<<(unsigned)T, 256, 0, c->stream>>>((float *)out, os, bias, w->n);
     else
         bias_kernel<bf16><<<(unsigned)T, 256, 0, c->stream>>>((bf16 *)out, os, bias, w->n);
     SL_LAUNCHED("bias");
-    return product(c, out, os, x, xs, T, w, false, true, err);
+    return product(c, out, os, x, xs, T, w, ONTO, err);
 }
 int sl_cuda_linear_f32out(SlCuda *c, float *out, int64_t os, const void *x, int64_t xs, int64_t T, const sl_mat *w,
                           sl_err *err) {
-    return product(c, out, os, x, xs, T, w, true, false, err);
+    return product(c, out, os, x, xs, T, w, TO_F32, err);
 }
 int sl_cuda_linear_add(SlCuda *c, void *out, int64_t os, const void *x, int64_t xs, int64_t T, const sl_mat *w,
                        sl_err *err) {
-    return product(c, out, os, x, xs, T, w, false, true, err);
+    return product(c, out, os, x, xs, T, w, ONTO, err);
 }

@@ -321,15 +321,9 @@ static int run_layer(sl_forward *f, int l, sl_err *err) {
         at += align_up(need);
     }
     const sl_layer_spec *ls = &f->m->spec.layer[l];
-    for (int32_t i = 0; i < f->n_micro && !rc; i++) {
-        rc = sl_forward_settle(f, &f->micro[i], err);
-        if (!rc) rc = sl_forward_attention(f, &w, ls, &f->micro[i], err);
-    }
+    for (int32_t i = 0; i < f->n_micro && !rc; i++) rc = sl_forward_attention(f, &w, ls, &f->micro[i], err);
     int32_t step = mlp_at_once(f, ls);
-    for (int32_t i = 0; i < f->n_micro && !rc; i += step) {
-        for (int32_t j = i; j < i + step && !rc; j++) rc = sl_forward_settle(f, &f->micro[j], err);
-        if (!rc) rc = sl_forward_mlp(f, &w, ls, &f->micro[i], step, err);
-    }
+    for (int32_t i = 0; i < f->n_micro && !rc; i += step) rc = sl_forward_mlp(f, &w, ls, &f->micro[i], step, err);
     return rc ? sl_err_wrap(err, "layer %d", l) : 0;
 }
 

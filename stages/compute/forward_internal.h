@@ -11,6 +11,7 @@ typedef struct sl_micro {
     /* A sum over the ranks that was begun and not waited for; `post` is the norm that comes behind it (Gemma), data
      * NULL: the sum went into the residual itself. */
     int summing;
+    int adding; /* one rank: `part` is still to be added, together with the norm of the next block */
     uint64_t ticket;
     sl_vec post;
 } sl_micro;
@@ -58,8 +59,8 @@ struct sl_forward {
 #define SL_LAYER_MATS 16
 int sl_forward_layer_mats(sl_layer_weights *w, sl_mat *out[SL_LAYER_MATS]);
 
-/* Both halves of a layer on tokens [t0, t0+T): a block reads the residual, and its result is on the way into it: behind
- * sl_forward_settle it is there. w holds prepared matrices. A whole layer is attention, settle, mlp, settle. */
+/* Both halves of a layer on tokens [t0, t0+T): a block waits for the residual, reads it, and leaves its result on the
+ * way into it: behind sl_forward_settle, or at the start of the next block, it is there. w holds prepared matrices. */
 int sl_forward_attention(sl_forward *f, const sl_layer_weights *w, const sl_layer_spec *ls, sl_micro *mb, sl_err *err);
 /* The MLP of the micro-batches mb[0..n) in one piece; they lie side by side. */
 int sl_forward_mlp(sl_forward *f, const sl_layer_weights *w, const sl_layer_spec *ls, sl_micro *mb, int32_t n,

@@ -104,38 +104,63 @@ static int adds_itself(const sl_forward *f, const sl_vec *bias, const sl_vec *po
     return f->coll->tp == 1 && f->ops->linear_add && !post->data && !(bias && bias->data);
 }
 
-/* What stands in `part` goes into the residual, behind the norm if there is one. */
-static int add_part(sl_forward *f, const sl_vec *post, const sl_micro *mb, sl_err *err) {
-    const sl_spec *s = &f->m->spec;
+static int add_part(sl_forward *f, const sl_micro *mb, sl_err *err) {
+    return f->ops->add(f->ops->ctx, residual(f, mb->t0), part_of(f, mb->t0), mb->T * f->m->spec.width, err);
+}
+static int norm_part(sl_forward *f, const sl_vec *post, const sl_micro *mb, sl_err *err) {
+    int64_t H = f->m->spec.width;
     uint8_t *part = part_of(f, mb->t0);
-    if (post->data) TRY(norm(f, part, s->width, part, s->width, mb->T, 1, post, s->eps, err));
-    return f->ops->add(f->ops->ctx, residual(f, mb->t0), part, mb->T * s->width, err);
+    return post->data ? norm(f, part, H, part, H, mb->T, 1, post, f->m->spec.eps, err) : 0;
 }
 
 /* The micro-batch's partial result goes on its way into the residual. */
 static int begin_sum(sl_forward *f, const sl_vec *post, sl_micro *mb, sl_err *err) {
-    if (f->coll->tp == 1) return add_part(f, post, mb, err);
-    mb->post = *post;
-    mb->summing = 1;
-    return f->coll->reduce(f->coll, post->data ? NULL : residual(f, mb->t0), part_of(f, mb->t0),
-                           mb->T * f->m->spec.width, &mb->ticket, err);
+    if (f->coll->tp > 1) {
+        mb->post = *post;
+        mb->summing = 1;
+        return f->coll->reduce(f->coll, post->data ? NULL : residual(f, mb->t0), part_of(f, mb->t0),
+                               mb->T * f->m->spec.width, &mb->ticket, err);
+    }
+    TRY(norm_part(f, post, mb, err));
+    if (!f->ops->add_norm || f->n_micro > 1) return add_part(f, mb, err); /* the next micro-batch needs the buffer */
+    mb->adding = 1;
+    return 0;
 }
 
 int sl_forward_settle(sl_forward *f, sl_micro *mb, sl_err *err) {
+    if (mb->adding) {
+        mb->adding = 0;
+        return add_part(f, mb, err);
+    }
     if (!mb->summing) return 0;
     mb->summing = 0;
     TRY(f->coll->wait(f->coll, mb->ticket, err));
-    return mb->post.data ? add_part(f, &mb->post, mb, err) : 0;
+    if (!mb->post.data) return 0;
+    TRY(norm_part(f, &mb->post, mb, err));
+    return add_part(f, mb, err);
+}
+
+/* xn = norm(residual) of the micro-batches mb[0..n), T tokens together, once it is complete. */
+static int enter_block(sl_forward *f, const sl_vec *w, sl_micro *mb, int32_t n, int64_t T, sl_err *err) {
+    const sl_spec *s = &f->m->spec;
+    uint8_t *h = residual(f, mb->t0), *xn = f->ws + f->at.xn;
+    if (n == 1 && mb->adding) {
+        mb->adding = 0;
+        return f->ops->add_norm(f->ops->ctx, h, part_of(f, mb->t0), xn, T, s->width, w->data, (float)s->eps, s->norm,
+                                err);
+    }
+    for (int32_t i = 0; i < n; i++) TRY(sl_forward_settle(f, &mb[i], err));
+    return norm(f, xn, s->width, h, s->width, T, 1, w, s->eps, err);
 }
 
 int sl_forward_attention(sl_forward *f, const sl_layer_weights *w, const sl_layer_spec *ls, sl_micro *mb, sl_err *err) {
     const sl_spec *s = &f->m->spec;
     sl_ops *p = f->ops;
     sl_attn a = sl_forward_attn(f->m, w, ls);
-    uint8_t *h = residual(f, mb->t0), *xn = f->ws + f->at.xn, *o = f->ws + f->at.o;
+    uint8_t *h = residual(f, mb->t0), *o = f->ws + f->at.o;
     const int32_t *pos = f->pos + mb->t0;
     const float *cs = f->rope[ls->rope];
-    TRY(norm(f, xn, s->width, h, s->width, mb->T, 1, &w->attn_norm, s->eps, err));
+    TRY(enter_block(f, &w->attn_norm, mb, 1, mb->T, err));
     const uint8_t *v = f->ws + f->at.v;
     if (s->attn == SL_ATTN_MLA) {
         TRY(qkv_mla(f, w, &a, mb->T, pos, cs, err));
@@ -184,12 +209,11 @@ static int moe_mlp(sl_forward *f, const sl_layer_weights *w, uint8_t *part, int6
 
 int sl_forward_mlp(sl_forward *f, const sl_layer_weights *w, const sl_layer_spec *ls, sl_micro *mb, int32_t n,
                    sl_err *err) {
-    const sl_spec *s = &f->m->spec;
     const sl_vec *post = &w->post_mlp_norm;
     int64_t T = 0;
     for (int32_t i = 0; i < n; i++) T += mb[i].T;
     uint8_t *h = residual(f, mb->t0), *part = part_of(f, mb->t0);
-    TRY(norm(f, f->ws + f->at.xn, s->width, h, s->width, T, 1, &w->mlp_norm, s->eps, err));
+    TRY(enter_block(f, &w->mlp_norm, mb, n, T, err));
     if (ls->mlp != SL_MLP_MOE && adds_itself(f, NULL, post)) return glu_mlp(f, w, h, T, 1, err);
     TRY(ls->mlp == SL_MLP_MOE ? moe_mlp(f, w, part, T, err) : glu_mlp(f, w, part, T, 0, err));
     for (int32_t i = 0; i < n; i++) TRY(begin_sum(f, post, &mb[i], err));
