@@ -31,6 +31,7 @@ static const sl_config_key keys[] = {
 
     {"parallel", "groups", SL_KEY_U32, 0, SL_MAX_GROUPS, "", "0", "Groups of tensor-parallel ranks (data parallel); 0: choose.", B(dp)},
     {"parallel", "ranks", SL_KEY_U32, 0, SL_MAX_RANKS, "", "0", "Tensor-parallel ranks a group; 0: the fewest whose memory plan fits.", B(tp)},
+    {"parallel", "sums", SL_KEY_CHOICE, 0, 0, "best|nccl|ring", "best", "How ranks on GPUs of their own add up: copies between GPUs where they reach each other, else NCCL; NCCL by the same slices; NCCL's own all-reduce.", B(sums)},
     {"parallel", "threads", SL_KEY_U32, 0, 1024, "", "0", "CPU threads a rank; 0: the processors divided by the ranks.", B(threads)},
     {"parallel", "pin_cpus", SL_KEY_BOOL, 0, 1, "", "no", "Pin each rank to its own processors.", C(pin_cpus)},
 

@@ -150,6 +150,7 @@ static int check_numbers(const sl_boot *b, sl_err *err) {
         {"precision", b->precision, 0, SL_PREC_F32},
         {"expert_split", b->expert_split, 0, SL_EXPERTS_TP},
         {"random_weights", b->random_weights, 0, 1},
+        {"sums", b->sums, 0, SL_SUMS_RING},
         {"threads", b->threads, 0, 4096},
         {"n_layers", b->n_layers, 1, 65534},
         {"width", b->width, 1, 1u << 24},

@@ -43,6 +43,8 @@ typedef enum { SL_PREC_BF16, SL_PREC_F32 } sl_precision;
 typedef enum { SL_LAYOUT_SHARDS, SL_LAYOUT_FILES } sl_layout;
 typedef enum { SL_CODEC_NONE, SL_CODEC_ZSTD, SL_CODEC_BF16 } sl_codec;
 typedef enum { SL_EXPERTS_AUTO, SL_EXPERTS_EP, SL_EXPERTS_TP } sl_expert_split;
+/* How ranks on GPUs of their own add up (stages/compute/collective.h). */
+typedef enum { SL_SUMS_BEST, SL_SUMS_NCCL, SL_SUMS_RING } sl_sums;
 
 typedef struct sl_boot {
     uint64_t magic;       /* SL_BOOT_MAGIC */
@@ -60,6 +62,7 @@ typedef struct sl_boot {
     char model[SL_PATH_MAX];                                   /* folder or .gguf file */
     uint32_t backend, precision, expert_split, random_weights; /* random_weights: 0 or 1 */
     uint64_t random_seed;
+    uint32_t sums;                   /* sl_sums */
     uint32_t threads;                /* CPU threads a rank */
     uint32_t n_layers, width, vocab; /* n, H, vocabulary */
     uint32_t n_captures;

@@ -1,4 +1,5 @@
 /* sluice bench WHAT: one JSON object on stdout. One row a bench in the table at the end. */
+#include "stages/compute/collective.h"
 #include "tools/cli.h"
 #include "tools/commands.h"
 #include "tools/bench_op.h"
@@ -29,7 +30,7 @@ static struct {
         .experts = "auto",
         .backend = "cpu",
         .format = "config",
-        .how = "slices",
+        .how = "best",
         .rank_of = 1,
         .ranks = 1,
         .threads = 1,
@@ -57,8 +58,10 @@ static const sl_cli_opt forward_opts[] = {
     {"ranks", 0, SL_CLI_U64, "N",
      "run a whole group of N ranks in this process, a GPU each where there are enough, with their sums (default 1)",
      &fo.ranks, .min = 1, .max = 8},
-    {"how", 0, SL_CLI_CHOICE, "slices|ring",
-     "how ranks on GPUs of their own add up: by slices, or by NCCL's own all-reduce (default slices)", &fo.how},
+    {"how", 0, SL_CLI_CHOICE, "best|nccl|ring",
+     "how ranks on GPUs of their own add up: best: copies between GPUs; nccl: the same slices over NCCL; ring: NCCL's "
+     "own all-reduce (default best)",
+     &fo.how},
     {"experts", 0, SL_CLI_CHOICE, "auto|ep|tp", "how experts are split over ranks: whole or sliced (default auto)",
      &fo.experts},
     {"backend", 0, SL_CLI_CHOICE, "cpu|cuda", "default cpu", &fo.backend},
@@ -180,7 +183,9 @@ static int run_forward(const sl_cli *cli, const char *what, int argc, char **arg
                        .precision = !strcmp(fo.precision, "f32") ? SL_PREC_F32 : SL_PREC_BF16,
                        .tp = (int)fo.rank_of,
                        .ranks = (int)fo.ranks,
-                       .ring = !strcmp(fo.how, "ring"),
+                       .how = !strcmp(fo.how, "ring")   ? SL_SUMS_RING
+                              : !strcmp(fo.how, "nccl") ? SL_SUMS_NCCL
+                                                        : SL_SUMS_BEST,
                        .expert_split = !strcmp(fo.experts, "ep")   ? SL_EXPERTS_EP
                                        : !strcmp(fo.experts, "tp") ? SL_EXPERTS_TP
                                                                    : SL_EXPERTS_AUTO,

@@ -1,6 +1,7 @@
 #include "tools/bench_op.h"
 #include "ipc/boot.h"
 #include "stages/compute/bench_ops.h"
+#include "stages/compute/collective.h"
 #include "tools/cli.h"
 #include <jansson.h>
 #include <stdlib.h>
@@ -61,9 +62,10 @@ static const sl_cli_opt allreduce_opts[] = {{"Size", 0, SL_CLI_HEAD, NULL, NULL,
                                             SIZE("ranks", "N", "ranks (default 2)", ranks),
                                             SIZE("tokens", "N", "tokens (default 8192)", tokens),
                                             SIZE("width", "H", "elements a token (default 7168)", width),
-                                            {"how", 0, SL_CLI_CHOICE, "slices|ring",
-                                             "slices: onto a residual, as the forward pass adds up; ring: NCCL's own "
-                                             "all-reduce (default slices)",
+                                            {"how", 0, SL_CLI_CHOICE, "best|nccl|ring",
+                                             "best: onto a residual, as the forward pass adds up, by copies between "
+                                             "GPUs; nccl: the same over NCCL; ring: NCCL's own all-reduce (default "
+                                             "best)",
                                              &bo.how},
                                             COMMON};
 
@@ -84,7 +86,7 @@ enum { ATTENTION, GEMM, MOE, ALLREDUCE };
 
 static void defaults(int which) {
     memset(&bo, 0, sizeof bo);
-    bo.backend = "cpu", bo.precision = "bf16", bo.format = "int4", bo.how = "slices";
+    bo.backend = "cpu", bo.precision = "bf16", bo.format = "int4", bo.how = "best";
     bo.threads = 1, bo.repeat = 7, bo.inner = 10;
     bo.tokens = which == ALLREDUCE ? 8192 : 16384;
     bo.width = which == GEMM ? 4096 : 7168, bo.out = which == GEMM ? 14336 : 2048;
@@ -163,7 +165,9 @@ static int run(int which, bench_fn f, int argc, char **argv) {
                           .shared = (int32_t)bo.shared,
                           .fmt = !strcmp(bo.format, "bf16") ? SL_W_BF16 : SL_W_INT4,
                           .ranks = (int32_t)bo.ranks,
-                          .ring = !strcmp(bo.how, "ring")};
+                          .how = !strcmp(bo.how, "ring")   ? SL_SUMS_RING
+                                 : !strcmp(bo.how, "nccl") ? SL_SUMS_NCCL
+                                                           : SL_SUMS_BEST};
     sl_err err = {0};
     sl_bench_op_result r;
     return f(&r, &o, &err) ? sl_cli_fail(&err) : print(which, &r);

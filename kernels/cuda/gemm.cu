@@ -225,7 +225,11 @@ static int choose(SlCuda *c, const LtOp &op, const Call &p, const GemmKey &key, 
     cublasLtMatmulHeuristicResult_t r[TRY];
     int n = 0, best = key.kind == ONTO ? -1 : 0, rc = candidates(c, op, key, r, &n, err);
     if (rc) return rc;
-    const int fd = key.kind == TO_F32 && !key.f32 ? -1 : cache_lock(c->gemms);
+    const bool timed = key.kind != TO_F32 || key.f32;
+    /* Nobody may hold the lock while waiting for a peer. What was submitted so far may be a sum over ranks that a peer,
+     * itself in front of the lock, has not begun: it is waited for before. */
+    if (timed) SL_CU(cudaDeviceSynchronize());
+    const int fd = timed ? cache_lock(c->gemms) : -1;
     if (fd >= 0) {
         cache_load(c->gemms); /* another rank may have chosen meanwhile */
         if (c->gemms->algos.count(key)) {

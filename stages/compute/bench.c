@@ -103,18 +103,16 @@ static int all_well(bench *b, int rc, sl_err *err) {
 }
 
 /* The host's sums for a group on one GPU or on CPUs, NCCL's where each rank has a GPU. `rc`: of loading. */
-static int open_collective(bench *b, sl_bench_result *r, int rc, sl_err *err) {
+static int open_collective(bench *b, int rc, sl_err *err) {
     if (b->o->ranks < 2) return rc ? rc : sl_coll_none_open(&b->coll, err);
     sl_err why = {0};
-    r->how = "host";
     int opened = sl_coll_shm_open(&b->coll, b->coll_fd, b->rank, b->tp, 1, b->ops, &why);
     if (opened) return rc ? rc : sl_err_set(err, opened, "%s", why.msg);
     rc = all_well(b, rc, err);
 #ifdef SL_HAVE_NCCL
     if (!rc && b->o->backend == SL_BACKEND_CUDA && sl_ops_cuda_devices() >= b->tp) {
-        sl_coll *fast;
-        rc = sl_coll_nccl_open(&fast, b->coll, b->ops, b->o->ring, err);
-        if (!rc) b->coll = fast, r->how = b->o->ring ? "nccl ring" : "nccl slices";
+        char note[256];
+        rc = sl_coll_gpu_open(&b->coll, b->coll, b->ops, b->o->how, note, err);
     }
 #endif
     return rc;
@@ -282,8 +280,8 @@ static int measure(bench *b, sl_bench_result *r, sl_err *err) {
 }
 
 static void close_bench(bench *b) {
+    if (b->coll) b->coll->destroy(b->coll); /* it looks into the forward pass's memory */
     sl_forward_destroy(b->fwd);
-    if (b->coll) b->coll->destroy(b->coll);
     if (b->model) sl_model_free(b->model, b->ops);
     if (b->ops) b->ops->destroy(b->ops);
     free(b->arena);
@@ -294,9 +292,10 @@ static void close_bench(bench *b) {
 }
 
 static int one_rank(bench *b, sl_bench_result *out, sl_err *err) {
-    int rc = open_collective(b, out, open_model(b, out, err), err);
+    int rc = open_collective(b, open_model(b, out, err), err);
     if (rc) return rc;
     rc = all_well(b, open_forward(b, out, err), err);
+    out->how = b->coll->how; /* the memory is announced: what is used is known */
     return rc ? rc : measure(b, out, err);
 }
 
@@ -401,7 +400,7 @@ int sl_bench_nll(double *nll, double *tokens_s, const sl_bench_row *rows, int32_
     b->want_head = 1;
     sl_bench_result r;
     memset(&r, 0, sizeof r);
-    int rc = open_collective(b, &r, open_model(b, &r, err), err);
+    int rc = open_collective(b, open_model(b, &r, err), err);
     if (!rc) rc = run_nll(b, nll, tokens_s, rows, n_rows, err);
     close_bench(b);
     free(b);

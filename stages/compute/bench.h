@@ -20,7 +20,7 @@ typedef struct sl_bench_opts {
     int backend, precision; /* sl_backend_id, sl_precision */
     int tp, expert_split, threads;
     int ranks;                            /* 0 or 1: one rank of `tp`; 2..8: a whole group, tp is not looked at */
-    int ring;                             /* 1: NCCL's own all-reduce in place of sums by slices */
+    int how;                              /* SL_SUMS_* (collective.h) */
     int32_t rows, length, warmup, repeat; /* length: of every row, or of the longest when `lengths` is set */
     const int32_t *lengths;               /* [rows], or NULL: all `length` */
     int64_t micro_tokens;                 /* 0 = whole batch */
@@ -44,7 +44,7 @@ typedef struct sl_bench_result {
     double gflop_per_token, gflops; /* 2 * linear parameters touched a token; and that times median tok/s */
     double capture_bytes_per_token;
     /* a group: */
-    const char *how;                            /* "nccl slices", "nccl ring", "host" */
+    const char *how;                            /* they add up (sl_coll.how) */
     double unsummed_s[SL_BENCH_MAX_RUNS];       /* without sums, ascending */
     double sums_s, sums_exposed, sums_bus_gb_s; /* of one run alone; share not hidden; 2 (n-1)/n bytes over sums_s */
     int32_t sums;                               /* a run */

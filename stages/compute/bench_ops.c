@@ -312,6 +312,9 @@ static int rank_work(rank *me, bench *b, sl_coll *c) {
     TRY(activations(b, &b->x, me->o->tokens, me->o->width, err));
     TRY(activations(b, &b->out, me->o->tokens, me->o->width, err));
     if (c->scratch_bytes(c, n)) TRY(get(b, &c->scratch, c->scratch_bytes(c, n), "the ranks' sums", err));
+    if (c->memory) TRY(c->memory(c, b->x, (uint64_t)n * b->es, err));
+    if (c->memory) TRY(c->memory(c, b->out, (uint64_t)n * b->es, err));
+    me->r.how = c->how;
     TRY(b->ops->sync(b->ops->ctx, err));
     for (int32_t i = -1; i < me->o->repeat; i++) {
         TRY(c->barrier(c, err));
@@ -319,7 +322,7 @@ static int rank_work(rank *me, bench *b, sl_coll *c) {
         uint64_t ticket =
             0; /* by slices onto a residual, as the forward pass does; the ring's bare sum is NCCL's best */
         for (int32_t j = 0; j < me->o->inner; j++)
-            TRY(c->reduce(c, me->o->ring ? NULL : b->out, b->x, n, &ticket, err));
+            TRY(c->reduce(c, me->o->how == SL_SUMS_RING ? NULL : b->out, b->x, n, &ticket, err));
         TRY(c->wait(c, ticket, err));
         TRY(b->ops->sync(b->ops->ctx, err));
         if (i >= 0) me->r.seconds[i] = (double)(sl_now_ns() - t0) / 1e9 / me->o->inner;
@@ -333,13 +336,9 @@ static void *rank_main(void *arg) {
     sl_coll *c = NULL;
     me->rc = open_ops(&b.ops, me->o, me->device, &me->err);
     if (!me->rc) me->rc = sl_coll_shm_open(&c, me->fd, me->id, me->o->ranks, 1, b.ops, &me->err);
-    me->r.how = "host";
 #ifdef SL_HAVE_NCCL
-    if (!me->rc && me->nccl) {
-        sl_coll *fast;
-        me->rc = sl_coll_nccl_open(&fast, c, b.ops, me->o->ring, &me->err);
-        if (!me->rc) c = fast, me->r.how = me->o->ring ? "nccl ring" : "nccl slices";
-    }
+    char note[256];
+    if (!me->rc && me->nccl) me->rc = sl_coll_gpu_open(&c, c, b.ops, me->o->how, note, &me->err);
 #endif
     if (!me->rc) me->rc = rank_work(me, &b, c);
     for (int i = 0; i < b.n_mem; i++) b.ops->free(b.ops->ctx, b.mem[i]);

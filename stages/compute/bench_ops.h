@@ -15,7 +15,7 @@ typedef struct sl_bench_op_opts {
     int32_t experts, top_k, shared; /* moe; shared: experts that every token uses (one product of shared * I) */
     int fmt;                        /* moe: SL_W_BF16 or SL_W_INT4 */
     int32_t ranks;                  /* allreduce */
-    int ring;                       /* allreduce: NCCL's own in place of sums by slices */
+    int how;                        /* allreduce: SL_SUMS_* (collective.h) */
 } sl_bench_op_opts;
 
 typedef struct sl_bench_op_result {
@@ -23,7 +23,7 @@ typedef struct sl_bench_op_result {
     int32_t runs;
     double flop, bytes;    /* useful work of one operation: what the floor counts */
     double ceiling_flop_s; /* a large dense product in the same process; 0: not measured */
-    const char *how;       /* allreduce: "nccl slices", "nccl ring" or "host" */
+    const char *how;       /* allreduce: sl_coll.how */
 } sl_bench_op_result;
 
 /* Causal attention over rows x length tokens. flop counts the causal half. */

@@ -309,6 +309,7 @@ int sl_coll_shm_open(sl_coll **out, int fd, int rank, int tp, uint32_t epoch, sl
     s->spins = cpus >= tp ? 400 : 20;
     *c = (sl_coll){.rank = rank,
                    .tp = tp,
+                   .how = "host memory",
                    .scratch_bytes = no_scratch,
                    .reduce = shm_reduce,
                    .wait = done_wait,
@@ -345,6 +346,7 @@ int sl_coll_none_open(sl_coll **out, sl_err *err) {
     if (!c) return sl_err_set(err, SL_ETEMP, "collective: out of memory");
     *c = (sl_coll){.rank = 0,
                    .tp = 1,
+                   .how = "one rank",
                    .scratch_bytes = no_scratch,
                    .reduce = none_reduce,
                    .wait = done_wait,

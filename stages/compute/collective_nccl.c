@@ -10,9 +10,11 @@
  * (NCCL_NVLS_ENABLE). */
 #include "stages/compute/collective.h"
 #ifdef SL_HAVE_CUDA
+#include "stages/compute/collective_slices.h"
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <nccl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -73,22 +75,10 @@ static int cuda_fail(cudaError_t e, const char *what, sl_err *err) {
     return sl_err_set(err, SL_EINTERNAL, "NCCL collective: %s: %s", what, cudaGetErrorString(e));
 }
 
-/* Elements [lo, hi) of n that rank r adds up; starts are multiples of 64, so that 16-byte alignment is kept. */
-static void slice(int64_t n, int tp, int r, int64_t *lo, int64_t *hi) {
-    int64_t units = (n + 63) / 64;
-    *lo = units * r / tp * 64;
-    *hi = units * (r + 1) / tp * 64;
-    if (*lo > n) *lo = n;
-    if (*hi > n) *hi = n;
-}
-static int64_t widest_slice(int64_t n, int tp) {
-    int64_t units = (n + 63) / 64;
-    return (units + tp - 1) / tp * 64;
-}
 static uint64_t nccl_scratch(const sl_coll *coll, int64_t n) {
     const coll_nccl *c = coll->impl;
     uint64_t es = c->ops->act == SL_F32 ? 4 : 2;
-    return c->ring ? 0 : (uint64_t)widest_slice(n, coll->tp) * (uint64_t)(coll->tp - 1) * es;
+    return c->ring ? 0 : (uint64_t)sl_slice_widest(n, coll->tp) * (uint64_t)(coll->tp - 1) * es;
 }
 
 typedef struct sum { /* one call of reduce */
@@ -100,19 +90,19 @@ typedef struct sum { /* one call of reduce */
 } sum;
 
 static uint8_t *piece_of(const sum *s, int from) { /* in scratch: what rank `from` sent of this rank's slice */
-    int at = from < s->coll->rank ? from : from - 1;
-    return (uint8_t *)s->coll->scratch + (uint64_t)widest_slice(s->n, s->coll->tp) * (uint64_t)at * s->es;
+    uint64_t at = (uint64_t)sl_slice_place(s->coll->rank, from);
+    return (uint8_t *)s->coll->scratch + (uint64_t)sl_slice_widest(s->n, s->coll->tp) * at * s->es;
 }
 
 /* Every rank's piece of slice r to rank r. */
 static ncclResult_t scatter(coll_nccl *c, const sum *s) {
     int64_t lo, hi, mine0, mine1;
     int me = s->coll->rank, tp = s->coll->tp;
-    slice(s->n, tp, me, &mine0, &mine1);
+    sl_slice(s->n, tp, me, &mine0, &mine1);
     ncclResult_t r = c->api.group_start(), end;
     for (int i = 1; i < tp && r == ncclSuccess; i++) { /* each rank begins with another peer */
         int to = (me + i) % tp, from = (me + tp - i) % tp;
-        slice(s->n, tp, to, &lo, &hi);
+        sl_slice(s->n, tp, to, &lo, &hi);
         if (hi > lo)
             r = c->api.send(s->part + (uint64_t)lo * s->es, (size_t)(hi - lo), s->type, to, c->comm, c->stream);
         if (r == ncclSuccess && mine1 > mine0)
@@ -126,11 +116,11 @@ static ncclResult_t scatter(coll_nccl *c, const sum *s) {
 static ncclResult_t gather(coll_nccl *c, const sum *s, uint8_t *out) {
     int64_t lo, hi, mine0, mine1;
     int me = s->coll->rank, tp = s->coll->tp;
-    slice(s->n, tp, me, &mine0, &mine1);
+    sl_slice(s->n, tp, me, &mine0, &mine1);
     ncclResult_t r = c->api.group_start(), end;
     for (int i = 1; i < tp && r == ncclSuccess; i++) {
         int to = (me + i) % tp, from = (me + tp - i) % tp;
-        slice(s->n, tp, from, &lo, &hi);
+        sl_slice(s->n, tp, from, &lo, &hi);
         if (mine1 > mine0)
             r = c->api.send(out + (uint64_t)mine0 * s->es, (size_t)(mine1 - mine0), s->type, to, c->comm, c->stream);
         if (r == ncclSuccess && hi > lo)
@@ -145,7 +135,7 @@ static int by_slices(coll_nccl *c, const sum *s, sl_err *err) {
     int64_t lo, hi;
     int me = s->coll->rank, tp = s->coll->tp;
     if (tp > 1 && !s->coll->scratch) return sl_err_set(err, SL_EINTERNAL, "NCCL collective: no scratch was given");
-    slice(s->n, tp, me, &lo, &hi);
+    sl_slice(s->n, tp, me, &lo, &hi);
     uint64_t at = (uint64_t)lo * s->es;
     for (int r = 0; r < tp; r++) x[r] = r == me ? s->part + at : piece_of(s, r);
     uint8_t *out = s->h ? s->h : s->part;
@@ -242,6 +232,7 @@ int sl_coll_nccl_open(sl_coll **out, sl_coll *host, sl_ops *ops, int ring, sl_er
     *coll = (sl_coll){.rank = host->rank,
                       .tp = host->tp,
                       .overlaps = 1,
+                      .how = ring ? "NCCL's own all-reduce" : "NCCL",
                       .scratch_bytes = nccl_scratch,
                       .reduce = nccl_reduce,
                       .wait = nccl_wait,
@@ -274,6 +265,26 @@ int sl_coll_nccl_open(sl_coll **out, sl_coll *host, sl_ops *ops, int ring, sl_er
         return rc;
     }
     *out = coll;
+    return 0;
+}
+
+int sl_coll_gpu_open(sl_coll **out, sl_coll *host, sl_ops *ops, int how, char note[256], sl_err *err) {
+    sl_coll *nccl = NULL, *peer = NULL;
+    sl_err why = {0};
+    *out = host;
+    note[0] = 0;
+    int rc = sl_coll_nccl_open(&nccl, host, ops, how == SL_SUMS_RING, &why);
+    if (rc && rc != SL_ECONFIG) return sl_err_set(err, rc, "%s", why.msg);
+    if (!rc) *out = nccl;
+    if (how != SL_SUMS_BEST) return rc ? sl_err_set(err, rc, "%s", why.msg) : 0;
+    if (rc) snprintf(note, 256, "NCCL: %.200s", why.msg);
+    rc = sl_coll_peer_open(&peer, *out, ops, &why);
+    if (!rc) {
+        *out = peer;
+        note[0] = 0;
+    } else if (rc != SL_ECONFIG) {
+        return sl_err_set(err, rc, "%s", why.msg);
+    }
     return 0;
 }
 #endif

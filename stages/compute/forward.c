@@ -216,6 +216,14 @@ int sl_forward_create(sl_forward **out, sl_model *m, sl_ops *ops, sl_coll *coll,
         return rc;
     }
     coll->scratch = f->staging;
+    if (coll->tp > 1 && coll->memory) {
+        rc = coll->memory(coll, f->h, z.h, err);
+        if (!rc) rc = coll->memory(coll, f->ws + f->at.part, (uint64_t)z.cap * (uint64_t)m->spec.width * z.es, err);
+    }
+    if (rc) {
+        sl_forward_destroy(f);
+        return rc;
+    }
     *out = f;
     return 0;
 }

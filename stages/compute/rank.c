@@ -124,19 +124,9 @@ static int open_collective(rank *r, sl_err *err) {
     if (!rc && b->backend == SL_BACKEND_CUDA && !own_gpu)
         sl_log(SL_WARN, "%u ranks share %d GPUs: they add up through host memory, which is slow", b->dp * b->tp,
                sl_ops_cuda_devices());
-    if (!rc && own_gpu) {
-        sl_coll *fast;
-        sl_err why = {0};
-        rc = sl_coll_nccl_open(&fast, r->coll, r->ops, 0, &why);
-        if (!rc)
-            r->coll = fast;
-        else if (rc != SL_ECONFIG)
-            return sl_err_set(err, rc, "%s", why.msg);
-        else {
-            sl_log(SL_WARN, "NCCL cannot be used (%s): ranks add up through host memory, which is slow", why.msg);
-            rc = 0;
-        }
-    }
+    char note[256] = "";
+    if (!rc && own_gpu) rc = sl_coll_gpu_open(&r->coll, r->coll, r->ops, (int)b->sums, note, err);
+    if (note[0]) sl_log(SL_WARN, "%s: ranks add up through host memory, which is slow", note);
 #endif
     return rc;
 }
@@ -157,7 +147,9 @@ static int open_forward(rank *r, sl_err *err) {
            "memory: residual %.1f MiB, workspace %.1f MiB, prepared weights %.1f MiB, rotary tables %.1f MiB, together "
            "%.1f MiB beside the weights",
            MIB(p.residual), MIB(p.workspace), MIB(p.prepared), MIB(p.rope), MIB(p.total));
-    return sl_forward_create(&r->fwd, r->model, r->ops, r->coll, &o, err);
+    rc = sl_forward_create(&r->fwd, r->model, r->ops, r->coll, &o, err);
+    if (!rc && b->tp > 1) sl_log(SL_INFO, "ranks add up by %s", r->coll->how);
+    return rc;
 }
 
 static int open_rings(rank *r, sl_err *err) {
@@ -375,11 +367,11 @@ int sl_rank_run(sl_stage *st, sl_err *err) {
     else if (!rc)
         sl_log(SL_INFO, "drained: %llu batches in this life",
                (unsigned long long)sl_metric_get(st->metrics, st->proc, SL_M_BATCHES));
+    if (r.coll) r.coll->destroy(r.coll); /* it looks into the forward pass's memory */
     if (r.fwd) sl_forward_destroy(r.fwd);
     if (r.exp) sl_export_destroy(r.exp);
     if (r.batches) sl_ring_detach(r.batches);
     if (r.chunks) sl_ring_detach(r.chunks);
-    if (r.coll) r.coll->destroy(r.coll);
     if (r.model) sl_model_free(r.model, r.ops);
     if (r.ops) r.ops->destroy(r.ops);
     free(r.rows);
