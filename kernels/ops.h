@@ -221,6 +221,13 @@ struct sl_ops {
      * those two. */
     int (*add_norm)(void *ctx, void *h, const void *part, void *out, int64_t T, int64_t d, const float *w, float eps,
                     sl_norm_kind kind, sl_err *err);
+    /* Pinned host memory (page-aligned, contents undefined) and copies out of it that are not waited for: in order with
+     * the compute stream, `src` unchanged until upload_wait(ticket) or sync has returned. At most 64 tickets may be
+     * outstanding. All four, or NULL: this backend's memory is the host's. */
+    int (*host_alloc)(void *ctx, void **p, uint64_t bytes, sl_err *err); /* SL_ETEMP: the system refuses */
+    void (*host_free)(void *ctx, void *p);
+    int (*upload_start)(void *ctx, void *dst, const void *src, uint64_t bytes, uint64_t *ticket, sl_err *err);
+    int (*upload_wait)(void *ctx, uint64_t ticket, sl_err *err);
     void (*destroy)(sl_ops *ops);
 };
 

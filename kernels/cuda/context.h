@@ -32,6 +32,8 @@ struct SlCuda {
     std::vector<cudaEvent_t> events; /* ring of copy tickets */
     uint64_t tickets = 0, copies_waited = 0;
     cudaEvent_t compute_mark = nullptr;
+    cudaEvent_t uploads[64] = {}; /* of upload tickets, ticket % 64; made when first used */
+    uint64_t last_upload = 0;
     uint64_t last_copy = 0; /* newest ticket: the next write to a captured buffer waits for it on the device */
     void *fp_dev = nullptr; /* fingerprint partials and results */
     uint64_t fp_cap = 0;

@@ -134,6 +134,29 @@ static int op_linear_add(void *ctx, void *out, int64_t os, const void *x, int64_
 static int op_fill(void *ctx, void *dst, const sl_fill *f, sl_err *err) {
     return sl_cuda_fill(C, dst, f, err);
 }
+static int op_host_alloc(void *ctx, void **p, uint64_t bytes, sl_err *err) {
+    (void)ctx;
+    const cudaError_t e = cudaMallocHost(p, bytes);
+    if (e == cudaSuccess) return 0;
+    (void)cudaGetLastError();
+    return sl_err_set(err, SL_ETEMP, "%.1f MB of pinned host memory: %s", (double)bytes / 1e6, cudaGetErrorString(e));
+}
+static void op_host_free(void *ctx, void *p) {
+    (void)ctx, cudaFreeHost(p);
+}
+static int op_upload_start(void *ctx, void *dst, const void *src, uint64_t bytes, uint64_t *ticket, sl_err *err) {
+    const uint64_t t = C->last_upload + 1;
+    cudaEvent_t &e = C->uploads[t % 64];
+    if (!e) SL_CU(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
+    SL_CU(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, C->stream));
+    SL_CU(cudaEventRecord(e, C->stream));
+    *ticket = C->last_upload = t;
+    return 0;
+}
+static int op_upload_wait(void *ctx, uint64_t ticket, sl_err *err) {
+    SL_CU(cudaEventSynchronize(C->uploads[ticket % 64])); /* used again since: then a later copy, which is as good */
+    return 0;
+}
 static int op_add_norm(void *ctx, void *h, const void *part, void *out, int64_t T, int64_t d, const float *w, float eps,
                        sl_norm_kind kind, sl_err *err) {
     const int rc = guard_copies(C, err);
@@ -146,6 +169,8 @@ static void op_destroy(sl_ops *ops) {
     sl_cuda_attention_close(c);
     sl_cuda_gemm_close(c);
     for (auto e : c->events)
+        if (e) cudaEventDestroy(e);
+    for (auto e : c->uploads)
         if (e) cudaEventDestroy(e);
     if (c->compute_mark) cudaEventDestroy(c->compute_mark);
     cudaFree(c->counters), cudaFree(c->fp_dev), cudaFree(c->nll_dev), cudaFree(c->head_dev), cudaFree(c->route_dev);
@@ -188,6 +213,10 @@ static const sl_ops table = {
     .linear_add = op_linear_add,
     .fill = op_fill,
     .add_norm = op_add_norm,
+    .host_alloc = op_host_alloc,
+    .host_free = op_host_free,
+    .upload_start = op_upload_start,
+    .upload_wait = op_upload_wait,
     .destroy = op_destroy,
 };
 
