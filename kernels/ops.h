@@ -221,6 +221,11 @@ struct sl_ops {
      * those two. */
     int (*add_norm)(void *ctx, void *h, const void *part, void *out, int64_t T, int64_t d, const float *w, float eps,
                     sl_norm_kind kind, sl_err *err);
+    /* out[T, I] = glu(x[T, k] * gate^T, x * up^T), rows of x x_stride elements apart, rows of out without gaps. gate
+     * and up are prepared, [I, k] each, without biases. scratch [T, I] is overwritten. Rounded as linear, linear and
+     * glu are. Fastest when up lies behind gate in memory. NULL: use those three. */
+    int (*glu_linear)(void *ctx, void *out, void *scratch, const void *x, int64_t x_stride, int64_t T,
+                      const sl_mat *gate, const sl_mat *up, sl_glu_kind kind, float limit, sl_err *err);
     /* Pinned host memory (page-aligned, contents undefined) and copies out of it that are not waited for: in order with
      * the compute stream, `src` unchanged until upload_wait(ticket) or sync has returned. At most 64 tickets may be
      * outstanding. All four, or NULL: this backend's memory is the host's. */
@@ -231,6 +236,12 @@ struct sl_ops {
     void (*destroy)(sl_ops *ops);
 };
 
+/* For tests: ways of doing a thing that are otherwise chosen by what is faster. Results differ in last bits at most. */
+typedef struct sl_cuda_force {
+    int one_cta; /* grouped products: 1: clusters of one block, without multicast */
+    int glu;     /* glu_linear: 1: the fused kernel where it serves, -1: never, 0: by timing */
+} sl_cuda_force;
+
 /* threads >= 1. act: SL_F32 or SL_BF16. */
 int sl_ops_cpu_create(sl_ops **out, int threads, sl_dtype act, sl_err *err);
 #ifdef SL_HAVE_CUDA
@@ -239,5 +250,6 @@ int sl_ops_cpu_create(sl_ops **out, int threads, sl_dtype act, sl_err *err);
 int sl_ops_cuda_create(sl_ops **out, int device, sl_dtype act, sl_err *err);
 int sl_ops_cuda_devices(void);               /* GPUs visible to this process; 0 also when there is no driver */
 void *sl_ops_cuda_stream(const sl_ops *ops); /* its compute stream (cudaStream_t), for collectives */
+void sl_ops_cuda_force(sl_ops *ops, sl_cuda_force f);
 #endif
 #endif

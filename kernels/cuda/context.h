@@ -29,6 +29,9 @@ struct SlCuda {
     uint64_t ws_bytes = 0;
     SlAttnTiles *tiles = nullptr;
     SlGemmCache *gemms = nullptr;
+    int *dense_off = nullptr; /* device: 0, dense_rows: a dense product as a grouped one of a single expert */
+    int64_t dense_rows = -1;
+    sl_cuda_force force = {};
     std::vector<cudaEvent_t> events; /* ring of copy tickets */
     uint64_t tickets = 0, copies_waited = 0;
     cudaEvent_t compute_mark = nullptr;
@@ -139,6 +142,8 @@ int sl_cuda_linear(SlCuda *c, void *out, int64_t os, const void *x, int64_t xs, 
                    const float *bias, sl_err *err);
 int sl_cuda_linear_add(SlCuda *c, void *out, int64_t os, const void *x, int64_t xs, int64_t T, const sl_mat *w,
                        sl_err *err);
+int sl_cuda_glu_linear(SlCuda *c, void *out, void *scratch, const void *x, int64_t xs, int64_t T, const sl_mat *gate,
+                       const sl_mat *up, sl_glu_kind kind, float limit, sl_err *err);
 /* out f32 [T, n] from x (act) and w (act): router and teacher logits */
 int sl_cuda_linear_f32out(SlCuda *c, float *out, int64_t os, const void *x, int64_t xs, int64_t T, const sl_mat *w,
                           sl_err *err);
