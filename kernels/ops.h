@@ -221,8 +221,26 @@ struct sl_ops {
      * those two. */
     int (*add_norm)(void *ctx, void *h, const void *part, void *out, int64_t T, int64_t d, const float *w, float eps,
                     sl_norm_kind kind, sl_err *err);
+    /* out[T, I] = glu(x[T, k] * gate^T, x * up^T), rows of x x_stride elements apart, rows of out without gaps. gate
+     * and up are prepared, [I, k] each, without biases. scratch [T, I] is overwritten. Rounded as linear, linear and
+     * glu are. Fastest when up lies behind gate in memory. NULL: use those three. */
+    int (*glu_linear)(void *ctx, void *out, void *scratch, const void *x, int64_t x_stride, int64_t T,
+                      const sl_mat *gate, const sl_mat *up, sl_glu_kind kind, float limit, sl_err *err);
+    /* Pinned host memory (page-aligned, contents undefined) and copies out of it that are not waited for: in order with
+     * the compute stream, `src` unchanged until upload_wait(ticket) or sync has returned. At most 64 tickets may be
+     * outstanding. All four, or NULL: this backend's memory is the host's. */
+    int (*host_alloc)(void *ctx, void **p, uint64_t bytes, sl_err *err); /* SL_ETEMP: the system refuses */
+    void (*host_free)(void *ctx, void *p);
+    int (*upload_start)(void *ctx, void *dst, const void *src, uint64_t bytes, uint64_t *ticket, sl_err *err);
+    int (*upload_wait)(void *ctx, uint64_t ticket, sl_err *err);
     void (*destroy)(sl_ops *ops);
 };
+
+/* For tests: ways of doing a thing that are otherwise chosen by what is faster. Results differ in last bits at most. */
+typedef struct sl_cuda_force {
+    int one_cta; /* grouped products: 1: clusters of one block, without multicast */
+    int glu;     /* glu_linear: 1: the fused kernel where it serves, -1: never, 0: by timing */
+} sl_cuda_force;
 
 /* threads >= 1. act: SL_F32 or SL_BF16. */
 int sl_ops_cpu_create(sl_ops **out, int threads, sl_dtype act, sl_err *err);
@@ -240,5 +258,6 @@ int sl_ops_cuda_fence(const sl_ops *ops, void *stream, sl_err *err);
 #define SL_CUDA_SUM_MAX 64
 int sl_ops_cuda_sum(const sl_ops *ops, void *stream, void *out, const void *h, const void *const *x, int k, int64_t n,
                     sl_err *err);
+void sl_ops_cuda_force(sl_ops *ops, sl_cuda_force f);
 #endif
 #endif

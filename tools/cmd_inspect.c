@@ -107,10 +107,11 @@ static void print_json(const view *v) {
                           "quantization", s->quant, "weights_present", !v->no_weights);
     json_object_set_new(j, "tp_widths", widths);
     json_object_set_new(j, "plan",
-                        json_pack("{s:I, s:I, s:I, s:I, s:o}", "tp", (json_int_t)o.tp, "weight_bytes_per_rank",
+                        json_pack("{s:I, s:I, s:I, s:I, s:I, s:o}", "tp", (json_int_t)o.tp, "weight_bytes_per_rank",
                                   (json_int_t)v->plan.weight_bytes, "largest_layer_dequantized_bytes",
                                   (json_int_t)v->plan.prepared_bytes, "file_bytes", (json_int_t)v->plan.file_bytes,
-                                  "bytes_by_format", fmt));
+                                  "pinned_bytes_while_loading", (json_int_t)v->plan.pinned_bytes, "bytes_by_format",
+                                  fmt));
     json_object_set_new(j, "states",
                         json_pack("{s:o, s:s, s:I, s:I}", "h", states, "dtype", o.precision, "bytes_per_token",
                                   (json_int_t)v->token_bytes, "bytes_per_million_tokens",
@@ -164,7 +165,9 @@ static void print_text(const view *v) {
         }
     printf(")\n  dequantized %s for the largest layer, where the backend needs that\n",
            sl_cli_bytes(a, (double)v->plan.prepared_bytes));
-    if (v->plan.file_bytes) printf("  files       %s\n", sl_cli_bytes(a, (double)v->plan.file_bytes));
+    if (v->plan.file_bytes)
+        printf("  files       %s, read on a GPU's host through %s of pinned memory\n",
+               sl_cli_bytes(a, (double)v->plan.file_bytes), sl_cli_bytes(b, (double)v->plan.pinned_bytes));
     printf("\nstates        ");
     for (int i = 0; i < v->n_states; i++) printf("%sH[%u]", i ? ", " : "", v->hidx[i]);
     printf(" in %s\n  a token     %" PRIu64 " bytes\n  a million   %s\n", o.precision, v->token_bytes,

@@ -29,9 +29,14 @@ struct SlCuda {
     uint64_t ws_bytes = 0;
     SlAttnTiles *tiles = nullptr;
     SlGemmCache *gemms = nullptr;
+    int *dense_off = nullptr; /* device: 0, dense_rows: a dense product as a grouped one of a single expert */
+    int64_t dense_rows = -1;
+    sl_cuda_force force = {};
     std::vector<cudaEvent_t> events; /* ring of copy tickets */
     uint64_t tickets = 0, copies_waited = 0;
     cudaEvent_t compute_mark = nullptr;
+    cudaEvent_t uploads[64] = {}; /* of upload tickets, ticket % 64; made when first used */
+    uint64_t last_upload = 0;
     uint64_t last_copy = 0; /* newest ticket: the next write to a captured buffer waits for it on the device */
     void *fp_dev = nullptr; /* fingerprint partials and results */
     uint64_t fp_cap = 0;
@@ -137,6 +142,8 @@ int sl_cuda_linear(SlCuda *c, void *out, int64_t os, const void *x, int64_t xs, 
                    const float *bias, sl_err *err);
 int sl_cuda_linear_add(SlCuda *c, void *out, int64_t os, const void *x, int64_t xs, int64_t T, const sl_mat *w,
                        sl_err *err);
+int sl_cuda_glu_linear(SlCuda *c, void *out, void *scratch, const void *x, int64_t xs, int64_t T, const sl_mat *gate,
+                       const sl_mat *up, sl_glu_kind kind, float limit, sl_err *err);
 /* out f32 [T, n] from x (act) and w (act): router and teacher logits */
 int sl_cuda_linear_f32out(SlCuda *c, float *out, int64_t os, const void *x, int64_t xs, int64_t T, const sl_mat *w,
                           sl_err *err);

@@ -134,6 +134,33 @@ static int op_linear_add(void *ctx, void *out, int64_t os, const void *x, int64_
 static int op_fill(void *ctx, void *dst, const sl_fill *f, sl_err *err) {
     return sl_cuda_fill(C, dst, f, err);
 }
+static int op_glu_linear(void *ctx, void *out, void *scratch, const void *x, int64_t xs, int64_t T, const sl_mat *gate,
+                         const sl_mat *up, sl_glu_kind kind, float limit, sl_err *err) {
+    return sl_cuda_glu_linear(C, out, scratch, x, xs, T, gate, up, kind, limit, err);
+}
+static int op_host_alloc(void *ctx, void **p, uint64_t bytes, sl_err *err) {
+    (void)ctx;
+    const cudaError_t e = cudaMallocHost(p, bytes);
+    if (e == cudaSuccess) return 0;
+    (void)cudaGetLastError();
+    return sl_err_set(err, SL_ETEMP, "%.1f MB of pinned host memory: %s", (double)bytes / 1e6, cudaGetErrorString(e));
+}
+static void op_host_free(void *ctx, void *p) {
+    (void)ctx, cudaFreeHost(p);
+}
+static int op_upload_start(void *ctx, void *dst, const void *src, uint64_t bytes, uint64_t *ticket, sl_err *err) {
+    const uint64_t t = C->last_upload + 1;
+    cudaEvent_t &e = C->uploads[t % 64];
+    if (!e) SL_CU(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
+    SL_CU(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, C->stream));
+    SL_CU(cudaEventRecord(e, C->stream));
+    *ticket = C->last_upload = t;
+    return 0;
+}
+static int op_upload_wait(void *ctx, uint64_t ticket, sl_err *err) {
+    SL_CU(cudaEventSynchronize(C->uploads[ticket % 64])); /* used again since: then a later copy, which is as good */
+    return 0;
+}
 static int op_add_norm(void *ctx, void *h, const void *part, void *out, int64_t T, int64_t d, const float *w, float eps,
                        sl_norm_kind kind, sl_err *err) {
     const int rc = guard_copies(C, err);
@@ -147,8 +174,11 @@ static void op_destroy(sl_ops *ops) {
     sl_cuda_gemm_close(c);
     for (auto e : c->events)
         if (e) cudaEventDestroy(e);
+    for (auto e : c->uploads)
+        if (e) cudaEventDestroy(e);
     if (c->compute_mark) cudaEventDestroy(c->compute_mark);
-    cudaFree(c->counters), cudaFree(c->fp_dev), cudaFree(c->nll_dev), cudaFree(c->head_dev), cudaFree(c->route_dev);
+    cudaFree(c->dense_off), cudaFree(c->counters), cudaFree(c->fp_dev), cudaFree(c->nll_dev), cudaFree(c->head_dev),
+        cudaFree(c->route_dev);
     if (c->copy) cudaStreamDestroy(c->copy);
     if (c->stream) cudaStreamDestroy(c->stream);
     delete c;
@@ -188,6 +218,11 @@ static const sl_ops table = {
     .linear_add = op_linear_add,
     .fill = op_fill,
     .add_norm = op_add_norm,
+    .glu_linear = op_glu_linear,
+    .host_alloc = op_host_alloc,
+    .host_free = op_host_free,
+    .upload_start = op_upload_start,
+    .upload_wait = op_upload_wait,
     .destroy = op_destroy,
 };
 
@@ -205,6 +240,7 @@ static int open_device(SlCuda *c, sl_err *err) {
     SL_CU(cudaEventCreateWithFlags(&c->compute_mark, cudaEventDisableTiming));
     SL_CU(cudaMalloc((void **)&c->counters, 256));
     SL_CU(cudaMemsetAsync(c->counters, 0, 256, c->stream));
+    SL_CU(cudaMalloc((void **)&c->dense_off, 2 * sizeof(int)));
     const int rc = sl_cuda_attention_open(c, err);
     return rc ? rc : sl_cuda_gemm_open(c, err);
 }
@@ -236,6 +272,9 @@ extern "C" int sl_ops_cuda_create(sl_ops **out, int device, sl_dtype act, sl_err
 extern "C" int sl_ops_cuda_devices(void) {
     int n = 0;
     return cudaGetDeviceCount(&n) == cudaSuccess ? n : 0;
+}
+extern "C" void sl_ops_cuda_force(sl_ops *ops, sl_cuda_force f) {
+    ((SlCuda *)ops->ctx)->force = f;
 }
 extern "C" void *sl_ops_cuda_stream(const sl_ops *ops) {
     return ((const SlCuda *)ops->ctx)->stream;

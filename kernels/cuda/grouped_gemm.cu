@@ -67,11 +67,34 @@ __device__ __forceinline__ void mbar_expect(uint64_t *b, int bytes) {
 // Default semantics on purpose. `.release.cluster` compiles to a device-wide memory barrier in front of every arrival
 // (seen in the SASS: MEMBAR.ALL.GPU), which in the main loop cost 15 to 30% of the speed; what a freed stage must
 // order, the reads of wgmma, is complete after wgmma.wait_group.
-__device__ __forceinline__ void mbar_arrive_at(uint64_t *b, uint32_t cta) {
-    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mapa(s32(b), cta)) : "memory");
+template <int CL> __device__ __forceinline__ void mbar_arrive_at(uint64_t *b, uint32_t cta) {
+    if constexpr (CL == 1)
+        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(s32(b)) : "memory");
+    else
+        asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mapa(s32(b), cta)) : "memory");
 }
-__device__ __forceinline__ void mbar_publish_at(uint64_t *b, uint32_t cta) {
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(mapa(s32(b), cta)) : "memory");
+// The same for a reader whose arrival must follow its load of the slot. Default semantics order that only towards the
+// own CTA; towards the other one the address depends on a loaded value (`valid`, never negative, so nothing is added):
+// the arrival cannot be issued before the load is done.
+template <int CL> __device__ __forceinline__ void mbar_arrive_after(uint64_t *b, uint32_t cta, const Tile &got) {
+    if constexpr (CL == 1)
+        mbar_arrive_at<1>(b, cta);
+    else
+        asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mapa(s32(b), cta) + (got.valid >> 31))
+                     : "memory");
+}
+// Writes a tile into a CTA's slot and says so.
+template <int CL> __device__ __forceinline__ void publish_tile(Tail &t, uint32_t cta, const Tile &u) {
+    if constexpr (CL == 1)
+        asm volatile("st.shared::cta.v4.s32 [%0], {%2, %3, %4, %5};\n"
+                     "mbarrier.arrive.release.cta.shared::cta.b64 _, [%1];" ::"r"(s32(&t.slot)),
+                     "r"(s32(&t.slot_full)), "r"(u.e), "r"(u.row0), "r"(u.valid), "r"(u.w)
+                     : "memory");
+    else
+        asm volatile("st.shared::cluster.v4.s32 [%0], {%2, %3, %4, %5};\n"
+                     "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%1];" ::"r"(mapa(s32(&t.slot), cta)),
+                     "r"(mapa(s32(&t.slot_full), cta)), "r"(u.e), "r"(u.row0), "r"(u.valid), "r"(u.w)
+                     : "memory");
 }
 __device__ __forceinline__ void mbar_wait(uint64_t *b, int parity) {
     asm volatile(
@@ -315,8 +338,9 @@ struct Int4Weights {
 
 template <int CL, bool SWIGLU, class W>
 __global__ void __launch_bounds__(THREADS, 1)
-    gemm(const __grid_constant__ CUtensorMap mapT, const __grid_constant__ CUtensorMap mapW,
-         const __grid_constant__ CUtensorMap mapS, const __grid_constant__ CUtensorMap mapC, const Params p) {
+    grouped_product(const __grid_constant__ CUtensorMap mapT, const __grid_constant__ CUtensorMap mapW,
+                    const __grid_constant__ CUtensorMap mapS, const __grid_constant__ CUtensorMap mapC,
+                    const Params p) {
     extern __shared__ __align__(1024) uint8_t smem[];
     constexpr int STAGES = W::STAGES, STAGE_BYTES = T_BYTES + W::BYTES;
     uint8_t *panels = smem + STAGES * STAGE_BYTES;
@@ -345,13 +369,14 @@ __global__ void __launch_bounds__(THREADS, 1)
         }
         if (lane == 0) t.prefix[0] = 0;
     }
-    if (CL > 1)
-        cluster_sync();
-    else
-        __syncthreads();
+    __syncthreads();            // the prefix sums
+    if (CL > 1) cluster_sync(); // and the peer's barriers, before anyone arrives at them
     const int total = t.prefix[p.E];
     auto next_tile = [&](int it) {
-        mbar_wait_cluster(&t.slot_full, it & 1);
+        if constexpr (CL == 1)
+            mbar_wait(&t.slot_full, it & 1);
+        else
+            mbar_wait_cluster(&t.slot_full, it & 1);
         Tile u;
         asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(u.e), "=r"(u.row0), "=r"(u.valid), "=r"(u.w)
@@ -368,7 +393,7 @@ __global__ void __launch_bounds__(THREADS, 1)
             int s = 0, ph = 1;
             for (int it = 0;; it++) {
                 Tile u = next_tile(it);
-                mbar_arrive_at(&t.slot_empty, 0);
+                mbar_arrive_after<CL>(&t.slot_empty, 0, u);
                 if (u.e < 0) break;
                 const int boxes = (u.valid + BOX - 1) / BOX, block = (u.w * CL + rank) * (BW / 16);
                 for (int k = 0; k < p.k_tiles; k++) {
@@ -390,12 +415,7 @@ __global__ void __launch_bounds__(THREADS, 1)
                 if (it) idx = p.dynamic ? clusters + atomicAdd(p.counter, 1) : idx + clusters;
                 Tile u = {-1, 0, 0, 0};
                 if (idx < total) u = decode(p, t.prefix, idx, e);
-                for (int c = 0; c < CL; c++) {
-                    asm volatile("st.shared::cluster.v4.s32 [%0], {%1, %2, %3, %4};" ::"r"(mapa(s32(&t.slot), c)),
-                                 "r"(u.e), "r"(u.row0), "r"(u.valid), "r"(u.w)
-                                 : "memory");
-                    mbar_publish_at(&t.slot_full, c);
-                }
+                for (int c = 0; c < CL; c++) publish_tile<CL>(t, c, u);
                 if (idx >= total) break;
             }
             // The last cluster to run dry resets the counters: no memset between launches.
@@ -414,17 +434,17 @@ __global__ void __launch_bounds__(THREADS, 1)
         const int ROW = SWIGLU ? 64 : 128; // bytes of a token in a panel
         auto swizzle = [](int tok, int chunk) {
             return chunk ^ (SWIGLU ? tok >> 1 & 3 : tok & 7);
-        }; // as TMA's 64B and 128B modes
-        int s = 0, ph = 0;
+        };                             // as TMA's 64B and 128B modes
+        int s = 0, ph = 0, passes = 0; // passes: panels used so far, through all tiles
         // One arrival per warp and CTA, not per warpgroup: then no warp's reads can still be under way when the stage
         // is refilled.
         auto release = [&](int i) {
-            if (lane < CL) mbar_arrive_at(&t.empty[i], lane);
+            if (lane < CL) mbar_arrive_at<CL>(&t.empty[i], lane);
         };
         for (int it = 0;; it++) {
             const Tile u = next_tile(it);
             __syncwarp();
-            if (lane == 0) mbar_arrive_at(&t.slot_empty, 0);
+            if (lane == 0) mbar_arrive_after<CL>(&t.slot_empty, 0, u);
             if (u.e < 0) break;
             float d[128];
 #define CASE(u)                                                                                                        \
@@ -443,7 +463,10 @@ __global__ void __launch_bounds__(THREADS, 1)
             for (int q = 0; q < 4; q++) { // 64 tokens a pass, two panels, so a store overlaps the next pass
                 const int left = u.valid - q * 64;
                 if (left <= 0) break;
-                const uint32_t panel = mine + (q & 1) * PANEL;
+                // Turn about through tiles too: a tile of one or three passes must not begin with the panel that the
+                // one before it ended with, whose store may still be reading.
+                const int half = passes++ & 1;
+                const uint32_t panel = mine + half * PANEL;
                 if (wt == 0) bulk_wait_read<1>();
                 bar_wg(1 + wg);
                 if constexpr (SWIGLU) {
@@ -478,7 +501,7 @@ __global__ void __launch_bounds__(THREADS, 1)
                     for (int i = wt; i < 64 * (ROW / 16); i += 128) {
                         int tok = i / (ROW / 16), c = i % (ROW / 16), col = col0 + c * 8;
                         if (tok < left && col < p.n_out) {
-                            int4 v = *(const int4 *)(panels + wg * 2 * PANEL + (q & 1) * PANEL + tok * ROW +
+                            int4 v = *(const int4 *)(panels + wg * 2 * PANEL + half * PANEL + tok * ROW +
                                                      (swizzle(tok, c) << 4));
                             *(int4 *)(p.C + (size_t)(u.row0 + q * 64 + tok) * p.n_out + col) = v;
                         }
@@ -505,9 +528,9 @@ static int weights_map(CUtensorMap *m, const void *p, uint64_t cols, uint64_t ro
     const uint32_t b[5] = {box, 8, 2, BW / 16, 1};
     return sl_tma_map(m, p, 5, dims, strides, b, sw, type, err);
 }
-template <class W, bool SWIGLU>
-static int launch_as(SlCuda *c, const SlGrouped *g, const CUtensorMap &w, const CUtensorMap &scales, sl_err *err) {
-    constexpr int CL = 2, GROUP = 8;
+template <int CL, class W, bool SWIGLU>
+static int launch_cl(SlCuda *c, const SlGrouped *g, const CUtensorMap &w, const CUtensorMap &scales, sl_err *err) {
+    constexpr int GROUP = 8;
     const sl_mat *m = g->w;
     const int64_t n = SWIGLU ? 2 * m->n : m->n;
     Params p = {g->off,
@@ -528,16 +551,21 @@ static int launch_as(SlCuda *c, const SlGrouped *g, const CUtensorMap &w, const 
         rc = sl_tma_map(&out, g->c, 2, cd, cs, cb, SWIGLU ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
                         CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, err);
     if (rc) return rc;
-    auto f = gemm<CL, SWIGLU, W>;
+    auto f = grouped_product<CL, SWIGLU, W>;
     SL_CU(cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes<W>()));
     cudaLaunchConfig_t cfg = {};
     cudaLaunchAttribute at;
     at.id = cudaLaunchAttributeClusterDimension, at.val.clusterDim.x = CL, at.val.clusterDim.y = 1,
     at.val.clusterDim.z = 1;
     cfg.gridDim = dim3(c->sms / CL * CL), cfg.blockDim = dim3(THREADS), cfg.dynamicSmemBytes = smem_bytes<W>(),
-    cfg.attrs = &at, cfg.numAttrs = 1, cfg.stream = c->stream;
+    cfg.attrs = &at, cfg.numAttrs = CL > 1, cfg.stream = c->stream;
     SL_CU(cudaLaunchKernelEx(&cfg, f, t, w, scales, out, p));
     return 0;
+}
+template <class W, bool SWIGLU>
+static int launch_as(SlCuda *c, const SlGrouped *g, const CUtensorMap &w, const CUtensorMap &scales, sl_err *err) {
+    return c->force.one_cta ? launch_cl<1, W, SWIGLU>(c, g, w, scales, err)
+                            : launch_cl<2, W, SWIGLU>(c, g, w, scales, err);
 }
 
 // Two matrices can be one fused call when `up` lies behind `gate` with the same strides.

@@ -181,9 +181,13 @@ static int glu_mlp(sl_forward *f, const sl_layer_weights *w, void *out, int64_t 
     sl_ops *p = f->ops;
     uint8_t *xn = f->ws + f->at.xn, *g = f->ws + f->at.gate, *u = f->ws + f->at.up;
     int64_t I = w->gate.n;
-    TRY(lin(f, g, xn, s->width, T, &w->gate, NULL, err));
-    TRY(lin(f, u, xn, s->width, T, &w->up, NULL, err));
-    TRY(p->glu(p->ctx, g, g, I, u, I, T, I, s->glu, s->glu_limit, err));
+    if (p->glu_linear) {
+        TRY(p->glu_linear(p->ctx, g, u, xn, s->width, T, &w->gate, &w->up, s->glu, (float)s->glu_limit, err));
+    } else {
+        TRY(lin(f, g, xn, s->width, T, &w->gate, NULL, err));
+        TRY(lin(f, u, xn, s->width, T, &w->up, NULL, err));
+        TRY(p->glu(p->ctx, g, g, I, u, I, T, I, s->glu, s->glu_limit, err));
+    }
     return add ? p->linear_add(p->ctx, out, w->down.n, g, I, T, &w->down, err)
                : lin(f, out, g, I, T, &w->down, NULL, err);
 }

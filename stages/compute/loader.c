@@ -1,4 +1,5 @@
 #include "stages/compute/loader.h"
+#include "stages/compute/staging.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -8,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define CHUNK     (UINT64_C(4) << 20)
@@ -32,6 +34,8 @@ struct sl_loader {
     const sl_source *src;
     sl_ops *ops;
     sl_loader_progress *progress;
+    sl_staging *staging; /* does all of it, or NULL: the ring below does */
+    uint64_t chunk;
     struct io_uring ring;
     int uring;   /* 1: usable */
     int *direct; /* per file: O_DIRECT descriptor, -1 none (yet), -2 refused */
@@ -49,6 +53,14 @@ void sl_loader_advance(sl_loader_progress *p, uint64_t bytes) {
 
 /* ---- small reads and checks ---- */
 
+/* A read at `at` found nothing. The file ends there or, when several pieces are read at once, before. */
+static int too_short(const sl_source *src, uint32_t file, uint64_t at, sl_err *err) {
+    struct stat st;
+    if (!fstat(sl_source_fd(src, file), &st) && st.st_size >= 0 && (uint64_t)st.st_size < at) at = (uint64_t)st.st_size;
+    return sl_err_set(err, SL_EDATA, "%s: ends at byte %" PRIu64 " while being read: it was cut since it was checked",
+                      sl_source_path(src, file), at);
+}
+
 int sl_source_read(const sl_source *src, uint32_t file, uint64_t off, void *buf, uint64_t n, sl_err *err) {
     for (uint64_t at = 0; at < n;) {
         ssize_t r = pread(sl_source_fd(src, file), (char *)buf + at, n - at, (off_t)(off + at));
@@ -56,10 +68,7 @@ int sl_source_read(const sl_source *src, uint32_t file, uint64_t off, void *buf,
         if (r < 0)
             return sl_err_sys(err, SL_ETEMP, errno, "%s: cannot read at byte %" PRIu64, sl_source_path(src, file),
                               off + at);
-        if (r == 0)
-            return sl_err_set(err, SL_EDATA,
-                              "%s: ends at byte %" PRIu64 " while being read: it was cut since it was checked",
-                              sl_source_path(src, file), off + at);
+        if (r == 0) return too_short(src, file, off + at, err);
         at += (uint64_t)r;
     }
     return 0;
@@ -122,8 +131,23 @@ int sl_check_finite(const void *p, uint64_t rows, uint64_t pitch, uint64_t piece
 
 /* ---- the ring of buffers ---- */
 
+static int open_staged(sl_loader **out, const sl_source *src, sl_ops *ops, sl_loader_progress *p, sl_err *err) {
+    sl_loader *r = calloc(1, sizeof *r);
+    if (!r) return sl_err_set(err, SL_ETEMP, "out of memory for the reader");
+    r->src = src;
+    r->chunk = SL_STAGING_CHUNK;
+    int rc = sl_staging_open(&r->staging, src, ops, p, err);
+    if (rc)
+        free(r);
+    else
+        *out = r;
+    return rc;
+}
+
 int sl_loader_open(sl_loader **out, const sl_source *src, sl_ops *ops, sl_loader_progress *p, sl_err *err) {
     *out = NULL;
+    sl_err why = {0};
+    if (ops->host_alloc && !open_staged(out, src, ops, p, &why)) return 0;
     sl_loader *r = calloc(1, sizeof *r);
     uint32_t n = sl_source_n_files(src);
     if (r) r->direct = malloc((n + 1) * sizeof *r->direct);
@@ -138,6 +162,7 @@ int sl_loader_open(sl_loader **out, const sl_source *src, sl_ops *ops, sl_loader
     r->src = src;
     r->ops = ops;
     r->progress = p;
+    r->chunk = CHUNK;
     r->mem = mem;
     for (int i = 0; i < DEPTH; i++) r->slot[i].buf = r->mem + (uint64_t)i * BUF_BYTES;
     int rc = io_uring_queue_init(DEPTH, &r->ring, 0);
@@ -145,6 +170,8 @@ int sl_loader_open(sl_loader **out, const sl_source *src, sl_ops *ops, sl_loader
     if (rc)
         snprintf(r->note, sizeof r->note, "io_uring is not available (%s): weights are read one block at a time",
                  strerror(-rc));
+    if (why.code)
+        snprintf(r->note, sizeof r->note, "copies to the device are slow, without pinned memory (%.120s)", why.msg);
     *out = r;
     return 0;
 }
@@ -213,13 +240,11 @@ static int reap(sl_loader *r, sl_err *err) {
     } else if (res == 0) {
         s->busy = 0;
         r->busy--;
-        return sl_err_set(err, SL_EDATA,
-                          "%s: ends at byte %" PRIu64 " while being read: it was cut since it was checked",
-                          sl_source_path(r->src, s->file), s->start + s->got);
+        return too_short(r->src, s->file, s->start + s->got, err);
     } else {
         s->got += (uint64_t)res;
         if (s->got >= s->want) return deliver(r, s, err);
-        if (s->direct && s->got % ALIGN) s->got -= s->got % ALIGN;
+        if (s->got % ALIGN) s->direct = 0; /* the end of a file that has become shorter: plain reads find it */
         submit(r, s);
     }
     return 0;
@@ -228,6 +253,8 @@ static int reap(sl_loader *r, sl_err *err) {
 static int read_chunk(sl_loader *r, uint32_t file, uint64_t off, uint64_t rows, uint64_t pitch, uint64_t piece,
                       void *dst, uint64_t phase, sl_finite_check check, sl_err *err) {
     int rc = 0;
+    if (r->staging)
+        return sl_staging_add(r->staging, &(sl_staging_job){file, off, rows, pitch, piece, phase, dst, check}, err);
     while (r->busy == DEPTH && !rc) rc = reap(r, err);
     if (rc) return rc;
     slot *s = r->slot;
@@ -269,7 +296,7 @@ int sl_loader_add(sl_loader *r, uint32_t file, uint64_t off, uint64_t rows, uint
     if (rows == 1 || pitch == piece) {
         uint64_t len = rows * piece, start = off;
         while (len && !rc) {
-            uint64_t n = CHUNK - off % CHUNK; /* chunks end at multiples of CHUNK in the file, so none is read twice */
+            uint64_t n = r->chunk - off % r->chunk; /* chunks end at its multiples in the file: none is read twice */
             if (n > len) n = len;
             rc = read_chunk(r, file, off, 1, n, n, to, off - start, check, err);
             off += n;
@@ -278,13 +305,13 @@ int sl_loader_add(sl_loader *r, uint32_t file, uint64_t off, uint64_t rows, uint
         }
         return rc;
     }
-    if (piece >= MIN_PIECE || pitch > CHUNK) {
+    if (piece >= MIN_PIECE || pitch > r->chunk) {
         for (uint64_t i = 0; i < rows && !rc; i++)
             rc = sl_loader_add(r, file, off + i * pitch, 1, piece, piece, to + i * piece, check, err);
         return rc;
     }
     for (uint64_t i = 0, n; i < rows && !rc; i += n) {
-        n = CHUNK / pitch;
+        n = r->chunk / pitch;
         if (n > rows - i) n = rows - i;
         rc = read_chunk(r, file, off + i * pitch, n, pitch, piece, to + i * piece, 0, check, err);
     }
@@ -293,16 +320,22 @@ int sl_loader_add(sl_loader *r, uint32_t file, uint64_t off, uint64_t rows, uint
 
 int sl_loader_finish(sl_loader *r, sl_err *err) {
     int rc = 0;
+    if (r->staging) return sl_staging_finish(r->staging, err);
     while (r->busy && !rc) rc = reap(r, err);
     return rc;
 }
 
 const char *sl_loader_note(const sl_loader *r) {
-    return r->note;
+    return r->staging ? sl_staging_note(r->staging) : r->note;
 }
 
 void sl_loader_close(sl_loader *r) {
     if (!r) return;
+    if (r->staging) {
+        sl_staging_close(r->staging);
+        free(r);
+        return;
+    }
     while (r->uring && r->busy) { /* after an error: buffers must not be written when they are gone */
         struct io_uring_cqe *c;
         int rc = io_uring_wait_cqe(&r->ring, &c);

@@ -1,7 +1,10 @@
-/* loader: bytes of files into device memory, fast, with bounded memory. Extents are cut into chunks at multiples of 4
- * MiB of the file and read by io_uring, O_DIRECT, 16 at a time, into a ring of buffers; a finished chunk is uploaded
- * and its buffer used again. Where the kernel or the file system refuses io_uring or O_DIRECT, plain reads are used and
- * the note says so.
+/* loader: bytes of files into device memory, fast, with bounded memory. Extents are cut into chunks, whose ends are
+ * multiples of the chunk in the file.
+ *
+ * A backend with pinned host memory (ops->host_alloc) gets chunks of 8 MiB through staging.h: several threads read,
+ * copies to the device run behind them. Otherwise, and where no such memory can be had, chunks of 4 MiB are read by
+ * io_uring, O_DIRECT, 16 at a time, into a ring of buffers; a finished chunk is uploaded and its buffer used again.
+ * Where the kernel or the file system refuses io_uring or O_DIRECT, plain reads are used and the note says so.
  *
  * A strided extent (columns of a matrix) with pieces below 32 KiB is read whole, gaps included: reading a few KiB at a
  * time costs more than the gaps. */

@@ -2,6 +2,7 @@
 #include "stages/compute/loader.h"
 #include "stages/compute/random.h"
 #include "stages/compute/resident.h"
+#include "stages/compute/staging.h"
 #include "stages/compute/want.h"
 #include "kernels/cpu/isa.h" /* the dequantizer, for the one matrix that has to be built from quantized parts */
 
@@ -617,6 +618,7 @@ int sl_model_plan_make(sl_model_plan *p, const sl_spec *s, const sl_load_opts *o
     if (!rc) {
         p->params = w.params;
         p->weight_bytes = w.bytes;
+        p->pinned_bytes = o->random ? 0 : SL_STAGING_BYTES;
         count_prepared(p, &w);
         for (uint32_t f = 0; f < sl_source_n_files(&src); f++) p->file_bytes += sl_source_file_bytes(&src, f);
         for (int i = 0; i < w.n; i++)

@@ -1,6 +1,6 @@
 /* weights: one rank's share of a checkpoint, loaded. The loader is the only code that knows files and names; what comes
  * out is sl_mat / sl_vec in device memory, sliced for (rank, tp). Each rank reads only its own bytes, in layer order,
- * with large direct io_uring reads through a bounded buffer (or maps the file when the CPU backend can use it in place:
+ * with large reads through bounded buffers (loader.h) (or maps the file when the CPU backend can use it in place:
  * weights are never held twice). Before anything is read, every name, shape, dtype and byte range is checked against
  * the spec; all that is missing, unexpected or wrong is reported in ONE message. */
 #ifndef SL_COMPUTE_WEIGHTS_H
@@ -61,6 +61,7 @@ const char *sl_model_note(const sl_model *m);
  */
 typedef struct sl_model_plan {
     uint64_t params, weight_bytes, prepared_bytes, file_bytes, fmt_bytes[SL_W_N];
+    uint64_t pinned_bytes; /* host memory that a backend with pinned memory holds while weights are read from files */
 } sl_model_plan;
 int sl_model_plan_make(sl_model_plan *p, const sl_spec *s, const sl_load_opts *o, sl_err *err);
 #endif
