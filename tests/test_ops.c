@@ -1209,7 +1209,7 @@ static void test_glu_linear(T_ *t) {
     test_glu_linear_one(t, 5, 32, 64, 3, SL_GLU_SILU, 0);
     test_glu_linear_one(t, 9, 40, 64, 0, SL_GLU_CLAMP, 0);
     for (int way = -1; way < 2; way++) {
-        test_glu_linear_one(t, 1, 8, 8, 0, SL_GLU_SILU, way);
+        test_glu_linear_one(t, 1, 8, 64, 0, SL_GLU_SILU, way);
         test_glu_linear_one(t, 17, 24, 72, 0, SL_GLU_SILU, way);
         test_glu_linear_one(t, 300, 136, 192, 0, SL_GLU_SILU, way); /* more than a tile both ways, and left-overs */
     }

@@ -19,8 +19,25 @@
 #include <unistd.h>
 
 static const char *golden;
-static sl_ops *cpu,
-    copying; /* copying: the same memory under a name that forbids using files in place, as a GPU does */
+static sl_ops *cpu, copying, /* the same memory under a name that forbids using files in place, as a GPU does */
+    staged;                  /* and with pinned memory */
+static int pinned_alloc(void *ctx, void **p, uint64_t bytes, sl_err *err) {
+    (void)ctx;
+    *p = aligned_alloc(4096, bytes);
+    return *p ? 0 : sl_err_set(err, SL_ETEMP, "no memory");
+}
+static void pinned_free(void *ctx, void *p) {
+    (void)ctx;
+    free(p);
+}
+static int upload_start(void *ctx, void *dst, const void *src, uint64_t bytes, uint64_t *ticket, sl_err *err) {
+    *ticket = 0;
+    return cpu->upload(ctx, dst, src, bytes, err);
+}
+static int upload_wait(void *ctx, uint64_t ticket, sl_err *err) {
+    (void)ctx, (void)ticket, (void)err;
+    return 0;
+}
 
 static const char *const names[] = {"llama",           "smollm",           "mistral",     "qwen2",         "qwen3",
                                     "qwen3_moe",       "deepseek_v2_lite", "deepseek_v2", "deepseek_v3",   "kimi_k2",
@@ -120,7 +137,8 @@ static sl_model *load(const sl_load_opts *o, sl_ops *ops) {
     return m;
 }
 
-/* Mapped and copied, every family, every rank of every width, experts whole and sliced; and the plan's bytes. */
+/* Mapped and copied either way, every family, every rank of every width, experts whole and sliced; and the plan's
+ * bytes. */
 static void test_mapped_and_copied(void **state) {
     (void)state;
     char path[1024];
@@ -138,6 +156,10 @@ static void test_mapped_and_copied(void **state) {
                     o = options(path, r, w[k], split);
                     sl_model *b = load(&o, &copying);
                     same_model(a, b);
+                    o = options(path, r, w[k], split);
+                    sl_model *c = load(&o, &staged);
+                    same_model(a, c);
+                    sl_model_free(c, &staged);
                     sl_model_plan p;
                     assert_int_equal(sl_model_plan_make(&p, &s, &o, &err), 0);
                     assert_int_equal(p.weight_bytes, seen_total);
@@ -342,13 +364,15 @@ static void test_not_finite(void **state) {
         {"gpt_oss", "model.layers.1.self_attn.sinks", "layers.1.self_attn.sinks", -2, &inf16, 2},
     };
     for (size_t i = 0; i < sizeof t / sizeof *t; i++)
-        for (int copy = 0; copy < 2; copy++) {
+        for (int copy = 0; copy < 3; copy++) {
             ckpt c;
             read_ckpt(&c, t[i].name);
             put_bytes(&c, t[i].tensor, t[i].at, t[i].v, t[i].n);
             write_ckpt(&c, t[i].name);
-            expect_refused_by(copy ? &copying : cpu, SL_EDATA,
-                              (const char *const[]){"NaN or infinite", t[i].says, NULL});
+            expect_refused_by(copy == 2 ? &staged
+                              : copy    ? &copying
+                                        : cpu,
+                              SL_EDATA, (const char *const[]){"NaN or infinite", t[i].says, NULL});
         }
 }
 static void test_finite_blocks(void **state) { /* the scales inside GGUF blocks, cut at any byte */
@@ -528,6 +552,11 @@ int main(int argc, char **argv) {
     if (sl_ops_cpu_create(&cpu, 1, SL_F32, &err)) return 1;
     copying = *cpu;
     copying.name = "copying";
+    staged = copying;
+    staged.host_alloc = pinned_alloc;
+    staged.host_free = pinned_free;
+    staged.upload_start = upload_start;
+    staged.upload_wait = upload_wait;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_mapped_and_copied),
         cmocka_unit_test(test_experts_in_file_order),

@@ -8,12 +8,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #define ALIGN     UINT64_C(4096)
 #define BUF_BYTES (SL_STAGING_CHUNK + 2 * ALIGN)
-enum { SAMPLES = 8 };
 
 /* A buffer's way. Only READING -> READ and WAITING -> READING are taken by readers, under the lock. */
 typedef enum { FREE, WAITING, READING, READ, COPYING } state;
@@ -28,9 +27,8 @@ typedef struct slot {
     sl_err err;
 } slot;
 
-typedef struct file {   /* made by the caller's thread before the first job of it is queued */
-    int known, direct;  /* direct: O_DIRECT descriptor, or -1 */
-    const uint8_t *map; /* for residency alone, never touched; NULL: could not be mapped */
+typedef struct file {  /* made by the caller's thread before the first job of it is queued */
+    int known, direct; /* direct: O_DIRECT descriptor, or -1 */
 } file;
 
 struct sl_staging {
@@ -51,22 +49,19 @@ struct sl_staging {
 
 /* ---- reading, in the readers ---- */
 
-/* Are these bytes in the page cache? One page in eight places is asked for. Where the answer is not to be had (no
- * mapping, or a file of another owner: the kernel then calls everything resident) it is yes. */
-static int resident(const file *f, uint64_t off, uint64_t len) {
-    int in = 0;
-    if (!f->map) return 1;
-    for (uint64_t i = 0; i < SAMPLES; i++) {
-        unsigned char page = 1;
-        uint64_t at = (off + len / SAMPLES * i) / ALIGN * ALIGN;
-        (void)mincore((void *)(uintptr_t)(f->map + at), 1, &page);
-        in += page & 1;
-    }
-    return in >= SAMPLES - 1;
+/* What of these bytes is in memory, at most n, from the first one on. -1: this file system cannot tell, for instance
+ * because it is one in memory. */
+static int64_t read_now(int fd, void *buf, uint64_t n, uint64_t off) {
+    struct iovec v = {buf, n};
+    ssize_t r;
+    do r = preadv2(fd, &v, 1, (off_t)off, RWF_NOWAIT);
+    while (r < 0 && errno == EINTR);
+    return r >= 0 ? r : errno == EAGAIN ? 0 : -1;
 }
 
-/* Bytes [start, start + want) of the file to buf, both multiples of ALIGN but `want`. 0: done; 1: direct reads do not
- * serve (refused, or a short one that leaves an odd offset) and the rest, from *got on, is to be read otherwise. */
+/* Bytes [start, start + want) of the file to buf, the first *got of them there; start, buf and *got are multiples of
+ * ALIGN. 0: done; 1: direct reads do not serve (refused, or a short one that leaves an odd offset) and the rest, from
+ * *got on, is to be read otherwise. */
 static int read_direct(const sl_source *src, uint32_t n, int fd, uint8_t *buf, uint64_t start, uint64_t want,
                        uint64_t *got, sl_err *err) {
     uint64_t ask = (want + ALIGN - 1) / ALIGN * ALIGN;
@@ -83,31 +78,52 @@ static int read_direct(const sl_source *src, uint32_t n, int fd, uint8_t *buf, u
     return 0;
 }
 
-/* Reads a job, gaps and all, as the device or the page cache likes it best. */
-static int read_span(sl_staging *s, slot *b, uint64_t len, int cached) {
+/* Reads a job, gaps and all: from memory what is there, the rest with O_DIRECT. The first byte alone is tried first: a
+ * miss of a large read would start reading ahead into the page cache. Aligned offsets lie at aligned addresses. */
+static int read_span(sl_staging *s, slot *b, uint64_t len) {
     const sl_staging_job *j = &b->job;
-    int fd = s->file[j->file].direct, rc = 1;
-    uint64_t start = j->off, got = 0;
-    if (!cached && fd >= 0) {
-        start = j->off / ALIGN * ALIGN;
-        rc = read_direct(s->src, j->file, fd, b->buf, start, j->off - start + len, &got, &b->err);
-    } else if (!cached)
-        (void)posix_fadvise(sl_source_fd(s->src, j->file), (off_t)j->off, (off_t)len, POSIX_FADV_WILLNEED);
-    b->lead = j->off - start;
-    return rc == 1 ? sl_source_read(s->src, j->file, start + got, b->buf + got, b->lead + len - got, &b->err) : rc;
+    int fd = sl_source_fd(s->src, j->file), direct = s->file[j->file].direct, rc = 1;
+    uint64_t start = j->off / ALIGN * ALIGN, want = j->off - start + len, got = b->lead = j->off - start;
+    int64_t now = read_now(fd, b->buf + got, 1, j->off);
+    if (now > 0) now = read_now(fd, b->buf + got, len, j->off);
+    got += now > 0 ? (uint64_t)now : 0;
+    if (got == want) return 0;
+    if (now >= 0 && direct >= 0) {
+        got = got / ALIGN * ALIGN;
+        rc = read_direct(s->src, j->file, direct, b->buf, start, want, &got, &b->err);
+        if (got < b->lead) got = b->lead;
+    } else
+        (void)posix_fadvise(fd, (off_t)j->off, (off_t)len, POSIX_FADV_WILLNEED);
+    return rc == 1 ? sl_source_read(s->src, j->file, start + got, b->buf + got, want - got, &b->err) : rc;
+}
+
+/* More gaps than data: pieces that are in memory are taken one by one, which costs less than copying the gaps. 1: they
+ * are not in memory. */
+static int read_pieces(sl_staging *s, slot *b, uint64_t len) {
+    const sl_staging_job *j = &b->job;
+    int fd = sl_source_fd(s->src, j->file), rc = 0, tell = 1;
+    b->lead = 0;
+    for (uint64_t i = 0; i < j->rows && !rc; i++) {
+        uint8_t *to = b->buf + i * j->piece;
+        uint64_t off = j->off + i * j->pitch;
+        int64_t now = tell ? read_now(fd, to, j->piece, off) : -1;
+        if (now == (int64_t)j->piece) continue;
+        if (now >= 0) return 1;
+        if (tell) (void)posix_fadvise(fd, (off_t)j->off, (off_t)len, POSIX_FADV_WILLNEED);
+        tell = 0;
+        rc = sl_source_read(s->src, j->file, off, to, j->piece, &b->err);
+    }
+    return rc;
 }
 
 static int fill(sl_staging *s, slot *b) {
     const sl_staging_job *j = &b->job;
-    uint64_t len = (j->rows - 1) * j->pitch + j->piece, pitch = j->rows > 1 ? j->pitch : j->piece;
-    int cached = resident(&s->file[j->file], j->off, len), rc = 0;
-    b->lead = 0;
-    if (cached && pitch >= 2 * j->piece) { /* more gaps than data: a call a piece costs less than copying them */
-        pitch = j->piece;
-        for (uint64_t i = 0; i < j->rows && !rc; i++)
-            rc = sl_source_read(s->src, j->file, j->off + i * j->pitch, b->buf + i * pitch, j->piece, &b->err);
-    } else
-        rc = read_span(s, b, len, cached);
+    uint64_t len = (j->rows - 1) * j->pitch + j->piece, pitch = j->piece;
+    int rc = j->rows > 1 && j->pitch >= 2 * j->piece ? read_pieces(s, b, len) : 1;
+    if (rc == 1) {
+        pitch = j->rows > 1 ? j->pitch : j->piece;
+        rc = read_span(s, b, len);
+    }
     uint8_t *at = b->buf + b->lead;
     if (!rc) rc = sl_check_finite(at, j->rows, pitch, j->piece, j->phase, j->check, &b->err);
     if (!rc && pitch != j->piece)
@@ -189,7 +205,6 @@ void sl_staging_close(sl_staging *s) {
     for (uint32_t i = 0; i < sl_source_n_files(s->src); i++) {
         file *f = &s->file[i];
         if (f->known && f->direct >= 0) close(f->direct);
-        if (f->map) munmap((void *)(uintptr_t)f->map, sl_source_file_bytes(s->src, i));
     }
     pthread_cond_destroy(&s->work);
     pthread_cond_destroy(&s->done);
@@ -202,15 +217,12 @@ void sl_staging_close(sl_staging *s) {
 
 static void know_file(sl_staging *s, uint32_t n) {
     file *f = &s->file[n];
-    uint64_t bytes = sl_source_file_bytes(s->src, n);
     if (f->known) return;
     f->known = 1;
     f->direct = open(sl_source_path(s->src, n), O_RDONLY | O_CLOEXEC | O_DIRECT);
     if (f->direct < 0 && !*s->note)
         snprintf(s->note, sizeof s->note,
                  "the file system refuses O_DIRECT (%s): weights are read through the page cache", strerror(errno));
-    void *p = bytes ? mmap(NULL, bytes, PROT_READ, MAP_SHARED, sl_source_fd(s->src, n), 0) : MAP_FAILED;
-    f->map = p == MAP_FAILED ? NULL : p;
 }
 
 /* Starts the copies of everything that has been read. */

@@ -3,9 +3,9 @@
  * device, which run behind the reading. A buffer is used again when its copy is done. Host memory: SL_STAGING_BYTES,
  * however large the model.
  *
- * A piece that is in the page cache is copied from there (bound by the threads' memcpy); one that is not is read with
- * O_DIRECT where the file system allows it, which costs no page cache. Which of the two is found by asking for the
- * residency of eight of its pages; a wrong answer costs time, nothing else.
+ * What is in the page cache is copied from there (bound by the threads' memcpy); the rest is read with O_DIRECT where
+ * the file system allows it, which costs no page cache. The kernel says which is which: a read that must not wait comes
+ * back short.
  *
  * Expected on one H200 host with 16 processors: 12 readers at 3 to 5 GB/s each, 30 to 50 GB/s from the page cache (the
  * copies alone: 55 GB/s); from a disk what the disk gives at 12 requests of 8 MiB in flight. */
