@@ -56,7 +56,7 @@ static const sl_cli_opt forward_opts[] = {
      "run one rank's share of N tensor-parallel ranks, with the reductions left out (default 1)", &fo.rank_of, .min = 1,
      .max = 64},
     {"ranks", 0, SL_CLI_U64, "N",
-     "run a whole group of N ranks in this process, a GPU each where there are enough, with their sums (default 1)",
+     "run a whole group of N ranks, a process each, a GPU each where there are enough, with their sums (default 1)",
      &fo.ranks, .min = 1, .max = 8},
     {"how", 0, SL_CLI_CHOICE, "best|nccl|ring",
      "how ranks on GPUs of their own add up: best: copies between GPUs; nccl: the same slices over NCCL; ring: NCCL's "

@@ -6,7 +6,8 @@
  * With `capture` every run also fingerprints each captured state and copies the chunks that rank 0 owns into host
  * memory, as the real rank does, and both times are given.
  *
- * With `ranks` > 1 a whole group runs in this process, a thread a rank, a GPU each where there are enough (then NCCL
+ * With `ranks` > 1 a whole group runs, a child process a rank (CUDA must not have been used before: it does not survive
+ * a fork), a GPU each where there are enough (then NCCL
  * adds up, else host memory does). Every second run leaves the sums over ranks out, and at last the sums of one run are
  * run alone: (with - without) / alone is the share of them that compute does not hide. */
 #ifndef SL_COMPUTE_BENCH_H
