@@ -1,11 +1,11 @@
 /* NCCL against sums made here: `test_nccl` opens one communicator over every GPU present (one rank a GPU, ranks are
- * threads; one GPU: a communicator of one rank) and adds up numbers in f32 and bf16, several sizes, odd ones too, by
+ * processes; one GPU: a communicator of one rank) and adds up numbers in f32 and bf16, several sizes, odd ones too, by
  * copies between GPUs, by slices over NCCL and by NCCL's own ring, alone and onto a residual, several sums in flight.
  * Every rank must hold the same bits.
  */
+#include "stages/compute/bench_ranks.h"
 #include "stages/compute/collective.h"
 #include <math.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,6 +22,14 @@ typedef struct rank {
     sl_err err;
     void *got[SIZES], *onto[SIZES]; /* the sum; the sum onto a residual of value(99, i) */
 } rank;
+typedef struct result {
+    int gpus, bad;
+    const char *how;
+} result;
+typedef struct group {
+    int n, fd, kind;
+    sl_dtype act;
+} group;
 
 static float value(int id, int64_t i) { /* exact in bf16, and so are sums of eight */
     return (float)((i * 7 + id * 13) % 31 - 15);
@@ -91,76 +99,81 @@ static int sums(rank *r, sl_ops *ops, sl_coll *c) {
     return rc;
 }
 
-static void *rank_main(void *arg) {
-    rank *r = arg;
-    sl_ops *ops = NULL;
-    sl_coll *host = NULL, *c = NULL;
-    r->rc = sl_ops_cuda_create(&ops, r->id, r->act, &r->err);
-    if (!r->rc)
-        r->rc = r->n == 1 ? sl_coll_none_open(&host, &r->err)
-                          : sl_coll_shm_open(&host, r->fd, r->id, r->n, 1, ops, &r->err);
+static int open_rank(rank *r, sl_ops **ops, sl_coll **c) {
+    sl_coll *host = NULL;
     char note[256] = "";
-    if (!r->rc) r->rc = sl_coll_gpu_open(&c, host, ops, r->kind, note, &r->err);
-    if (!r->rc && note[0]) r->rc = sl_err_set(&r->err, SL_ECONFIG, "%s", note);
-    if (!r->rc) r->rc = sums(r, ops, c);
-    if (r->rc && r->n > 1) { /* the other ranks would wait for ever */
-        printf("FAIL: rank %d of %d: %s\n", r->id, r->n, r->err.msg);
-        fflush(stdout);
-        _exit(1);
-    }
-    if (c)
-        c->destroy(c);
-    else if (host)
-        host->destroy(host);
-    if (ops) ops->destroy(ops);
-    return NULL;
+    int rc = sl_ops_cuda_create(ops, r->id, r->act, &r->err);
+    if (!rc)
+        rc = r->n == 1 ? sl_coll_none_open(&host, &r->err)
+                       : sl_coll_shm_open(&host, r->fd, r->id, r->n, 1, *ops, &r->err);
+    if (!rc) rc = sl_coll_gpu_open(c, host, *ops, r->kind, note, &r->err);
+    if (!rc && note[0]) rc = sl_err_set(&r->err, SL_ECONFIG, "%s", note);
+    return rc;
 }
 
-static int check(const rank *all, int n, sl_dtype act) {
+static int check(const rank *r) {
     int bad = 0;
+    size_t es = r->act == SL_F32 ? 4 : 2;
     for (int s = 0; s < SIZES; s++) {
-        size_t es = act == SL_F32 ? 4 : 2;
         void *want = malloc((size_t)sizes[s] * es);
         for (int onto = 0; onto < 2; onto++) {
             for (int64_t i = 0; i < sizes[s]; i++) {
                 float sum = onto ? value(99, i) : 0;
-                for (int k = 0; k < n; k++) sum += value(k, i);
-                put(want, act, i, sum);
+                for (int k = 0; k < r->n; k++) sum += value(k, i);
+                put(want, r->act, i, sum);
             }
-            for (int k = 0; k < n; k++)
-                if (memcmp(want, onto ? all[k].onto[s] : all[k].got[s], (size_t)sizes[s] * es)) {
-                    printf("FAIL: %s, %lld numbers, rank %d of %d, %s%s: wrong sums\n", es == 4 ? "f32" : "bf16",
-                           (long long)sizes[s], k, n, all[k].how, onto ? ", onto a residual" : "");
-                    bad++;
-                }
+            if (!memcmp(want, onto ? r->onto[s] : r->got[s], (size_t)sizes[s] * es)) continue;
+            printf("FAIL: %s, %lld numbers, rank %d of %d, %s%s: wrong sums\n", es == 4 ? "f32" : "bf16",
+                   (long long)sizes[s], r->id, r->n, r->how, onto ? ", onto a residual" : "");
+            bad++;
         }
         free(want);
     }
     return bad;
 }
 
+static int rank_main(void *arg, int id, void *out, sl_err *err) {
+    const group *g = arg;
+    rank r = {.id = id, .n = g->n, .fd = g->fd, .kind = g->kind, .act = g->act};
+    result *res = out;
+    sl_ops *ops = NULL;
+    sl_coll *c = NULL;
+    int rc = open_rank(&r, &ops, &c);
+    if (!rc) rc = sums(&r, ops, c);
+    res->how = r.how;
+    if (rc)
+        *err = r.err;
+    else
+        res->bad = check(&r);
+    if (c) c->destroy(c);
+    if (ops) ops->destroy(ops);
+    for (int s = 0; s < SIZES; s++) free(r.got[s]), free(r.onto[s]);
+    return rc;
+}
+
+/* In a child: what uses CUDA cannot fork afterwards. */
+static int count_main(void *arg, int id, void *out, sl_err *err) {
+    (void)arg, (void)id, (void)err;
+    ((result *)out)->gpus = sl_ops_cuda_devices();
+    return 0;
+}
+
 int main(void) {
-    int n = sl_ops_cuda_devices(), bad = 0;
+    result r[MAX_RANKS] = {0};
+    sl_err err = {0};
+    int bad = sl_bench_ranks_run(1, count_main, NULL, r, sizeof *r, &err) != 0, n = r[0].gpus;
     if (!n) return printf("SKIP: no CUDA device\n"), 77;
     n = n > MAX_RANKS ? MAX_RANKS : n;
     for (int pass = 0; pass < 6 && !bad; pass++) {
-        int act = pass / 3 ? SL_BF16 : SL_F32;
-        rank all[MAX_RANKS];
-        pthread_t t[MAX_RANKS];
-        sl_err err = {0};
-        int fd = n > 1 ? sl_coll_shm_create_region(n, 4096, &err) : -1;
-        for (int i = 0; i < n; i++) {
-            all[i] = (rank){.id = i, .n = n, .fd = fd, .kind = pass % 3, .act = (sl_dtype)act};
-            pthread_create(&t[i], NULL, rank_main, &all[i]);
-        }
-        for (int i = 0; i < n; i++) pthread_join(t[i], NULL);
-        if (all[0].rc == SL_ECONFIG) return printf("SKIP: %s\n", all[0].err.msg), 77;
-        if (all[0].rc) return printf("FAIL: %s\n", all[0].err.msg), 1;
-        bad += check(all, n, (sl_dtype)act);
-        printf("%s over %d rank%s by %s: %s\n", act == SL_F32 ? "f32" : "bf16", n, n == 1 ? "" : "s", all[0].how,
+        group g = {.n = n, .kind = pass % 3, .act = pass / 3 ? SL_BF16 : SL_F32};
+        g.fd = n > 1 ? sl_coll_shm_create_region(n, 4096, &err) : -1;
+        int rc = sl_bench_ranks_run(n, rank_main, &g, r, sizeof *r, &err);
+        if (g.fd >= 0) close(g.fd);
+        if (rc == SL_ECONFIG) return printf("SKIP: %s\n", err.msg), 77;
+        if (rc) return printf("FAIL: %s\n", err.msg), 1;
+        for (int i = 0; i < n; i++) bad += r[i].bad;
+        printf("%s over %d rank%s by %s: %s\n", g.act == SL_F32 ? "f32" : "bf16", n, n == 1 ? "" : "s", r[0].how,
                bad ? "FAILED" : "ok");
-        for (int i = 0; i < n; i++)
-            for (int s = 0; s < SIZES; s++) free(all[i].got[s]), free(all[i].onto[s]);
     }
     return bad != 0;
 }

@@ -78,7 +78,7 @@ static const sl_cli clis[] = {
      "Router, permutation, experts, weighted sum and shared expert on random weights, routing near uniform.",
      "  sluice bench moe --backend cuda --tokens 65536", moe_opts, 0, 0},
     {"sluice bench allreduce", "", "sums over ranks, GB/s",
-     "Ranks are threads: with a GPU each NCCL adds up, else the sums go through host memory.",
+     "Ranks are processes: with a GPU each the sums go between the GPUs, else through host memory.",
      "  sluice bench allreduce --backend cuda --ranks 2", allreduce_opts, 0, 0}};
 
 typedef int (*bench_fn)(sl_bench_op_result *, const sl_bench_op_opts *, sl_err *);

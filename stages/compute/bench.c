@@ -1,19 +1,14 @@
 #include "stages/compute/bench.h"
+#include "stages/compute/bench_ranks.h"
 #include "stages/compute/forward.h"
 #include "ipc/metrics.h"
-#include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-#define MAX_SUMS        8192
-#define ECHO_OF_ANOTHER "bench: another rank failed"
+#define MAX_SUMS 8192
 typedef struct bench {
     const sl_bench_opts *o;
     int rank, tp, device, coll_fd;
@@ -104,7 +99,7 @@ static int all_well(bench *b, int rc, sl_err *err) {
     int agreed = b->coll->agree(b->coll, rc == 0, &least, &most, &why);
     if (rc) return rc;
     if (agreed) return sl_err_set(err, agreed, "%s", why.msg);
-    return least ? 0 : sl_err_set(err, SL_ETEMP, ECHO_OF_ANOTHER);
+    return least ? 0 : sl_err_set(err, SL_ETEMP, "bench: another rank failed");
 }
 
 /* The host's sums for a group on one GPU or on CPUs, NCCL's where each rank has a GPU. `rc`: of loading. */
@@ -305,82 +300,39 @@ static int one_rank(bench *b, sl_bench_result *out, sl_err *err) {
 }
 
 /* ---- a group ---- */
-typedef struct member { /* in memory that parent and children share */
-    sl_bench_result r;
-    sl_err err;
-    int rc, done;
-} member;
+typedef struct group_arg {
+    const sl_bench_opts *o;
+    int fd;
+} group_arg;
 
-/* A child's life. A process of its own and not a thread, as in the daemon: in one process the driver may make one GPU
- * wait for another that waits for it, when it gives out memory that both can reach. */
-static void member_main(member *m, const sl_bench_opts *o, int rank, int fd) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL); /* nobody is left behind on the GPUs */
+static int member_main(void *arg, int rank, void *result, sl_err *err) {
+    const group_arg *g = arg;
     bench *b = calloc(1, sizeof *b);
     int gpus = 1;
+    if (!b) return sl_err_set(err, SL_ETEMP, "bench: out of memory");
 #ifdef SL_HAVE_CUDA
-    if (o->backend == SL_BACKEND_CUDA) gpus = sl_ops_cuda_devices();
+    if (g->o->backend == SL_BACKEND_CUDA) gpus = sl_ops_cuda_devices();
 #endif
-    if (b) {
-        b->o = o;
-        b->rank = rank;
-        b->tp = o->ranks;
-        b->device = gpus > 0 ? rank % gpus : 0;
-        b->coll_fd = fd;
-    }
-    m->rc = b ? one_rank(b, &m->r, &m->err) : sl_err_set(&m->err, SL_ETEMP, "bench: out of memory");
-    m->done = 1;
-    if (b && !m->rc) close_bench(b);
+    b->o = g->o;
+    b->rank = rank;
+    b->tp = g->o->ranks;
+    b->device = gpus > 0 ? rank % gpus : 0;
+    b->coll_fd = g->fd;
+    int rc = one_rank(b, result, err);
+    close_bench(b);
     free(b);
-}
-
-/* Waits for all; when one dies or fails, the rest are put down: they would wait for it for ever. */
-static void reap(pid_t *pid, int n, member *m) {
-    for (int left = n; left > 0; left--) {
-        int status, i = 0;
-        pid_t p = waitpid(-1, &status, 0);
-        if (p < 0) return;
-        while (i < n && pid[i] != p) i++;
-        if (i == n) continue;
-        pid[i] = 0;
-        if (m[i].done && !m[i].rc) continue;
-        if (!m[i].done) m[i].rc = sl_err_set(&m[i].err, SL_EINTERNAL, "its process ended with status %d", status);
-        for (int k = 0; k < n; k++)
-            if (pid[k] > 0) kill(pid[k], SIGKILL);
-    }
+    return rc;
 }
 
 static int group(sl_bench_result *out, const sl_bench_opts *o, sl_err *err) {
-    pid_t pid[8] = {0};
-    uint64_t bytes = (uint64_t)o->ranks * sizeof(member);
-    member *m = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (m == MAP_FAILED) return sl_err_set(err, SL_ETEMP, "bench: out of memory");
-    int rc = 0, n = 0, fd = sl_coll_shm_create_region(o->ranks, 1 << 22, err);
-    if (fd < 0) {
-        munmap(m, bytes);
-        return err->code;
-    }
-    fflush(NULL); /* or the children would write it again */
-    for (; n < o->ranks; n++) {
-        pid[n] = fork();
-        if (!pid[n]) {
-            member_main(&m[n], o, n, fd);
-            _exit(0);
-        }
-        if (pid[n] < 0) {
-            rc = sl_err_sys(err, SL_ETEMP, errno, "bench: starting rank %d", n);
-            for (int k = 0; k < n; k++) kill(pid[k], SIGKILL);
-            break;
-        }
-    }
-    reap(pid, n, m);
-    for (int i = 0; i < n && !rc; i++) /* not the echo of another rank's failure, where there is a better one */
-        if (m[i].rc && strcmp(m[i].err.msg, ECHO_OF_ANOTHER))
-            rc = sl_err_set(err, m[i].rc, "rank %d: %s", i, m[i].err.msg);
-    for (int i = 0; i < n && !rc; i++)
-        if (m[i].rc) rc = sl_err_set(err, m[i].rc, "rank %d: %s", i, m[i].err.msg);
-    *out = m[0].r;
-    munmap(m, bytes);
-    close(fd);
+    group_arg g = {.o = o, .fd = sl_coll_shm_create_region(o->ranks, 1 << 22, err)};
+    sl_bench_result *all = calloc((size_t)o->ranks, sizeof *all);
+    int rc = g.fd < 0 ? err->code : 0;
+    if (!rc && !all) rc = sl_err_set(err, SL_ETEMP, "bench: out of memory");
+    if (!rc) rc = sl_bench_ranks_run(o->ranks, member_main, &g, all, sizeof *all, err);
+    if (!rc) *out = all[0];
+    free(all);
+    if (g.fd >= 0) close(g.fd);
     return rc;
 }
 

@@ -1,9 +1,9 @@
 #include "stages/compute/bench_ops.h"
 #include "ipc/boot.h"
 #include "ipc/metrics.h"
+#include "stages/compute/bench_ranks.h"
 #include "stages/compute/collective.h"
 #include <math.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -299,76 +299,68 @@ int sl_bench_moe(sl_bench_op_result *r, const sl_bench_op_opts *o, sl_err *err) 
 }
 
 /* ---- allreduce ---- */
-typedef struct rank {
+typedef struct reduce_arg {
     const sl_bench_op_opts *o;
-    int id, fd, device, nccl, rc;
-    sl_err err;
-    sl_bench_op_result r;
-} rank;
+    int fd;
+} reduce_arg;
 
-static int rank_work(rank *me, bench *b, sl_coll *c) {
-    sl_err *err = &me->err;
-    int64_t n = me->o->tokens * me->o->width;
-    TRY(activations(b, &b->x, me->o->tokens, me->o->width, err));
-    TRY(activations(b, &b->out, me->o->tokens, me->o->width, err));
+/* Onto a residual, as the forward pass does; the ring's bare sum is NCCL's best. */
+static int time_sums(bench *b, sl_coll *c, sl_bench_op_result *r, sl_err *err) {
+    int64_t n = b->o->tokens * b->o->width;
+    TRY(activations(b, &b->x, b->o->tokens, b->o->width, err));
+    TRY(activations(b, &b->out, b->o->tokens, b->o->width, err));
     if (c->scratch_bytes(c, n)) TRY(get(b, &c->scratch, c->scratch_bytes(c, n), "the ranks' sums", err));
     if (c->memory) TRY(c->memory(c, b->x, (uint64_t)n * b->es, err));
     if (c->memory) TRY(c->memory(c, b->out, (uint64_t)n * b->es, err));
-    me->r.how = c->how;
+    r->how = c->how;
     TRY(b->ops->sync(b->ops->ctx, err));
-    for (int32_t i = -1; i < me->o->repeat; i++) {
+    for (int32_t i = -1; i < b->o->repeat; i++) {
+        uint64_t ticket = 0;
         TRY(c->barrier(c, err));
         uint64_t t0 = sl_now_ns();
-        uint64_t ticket =
-            0; /* by slices onto a residual, as the forward pass does; the ring's bare sum is NCCL's best */
-        for (int32_t j = 0; j < me->o->inner; j++)
-            TRY(c->reduce(c, me->o->how == SL_SUMS_RING ? NULL : b->out, b->x, n, &ticket, err));
+        for (int32_t j = 0; j < b->o->inner; j++)
+            TRY(c->reduce(c, b->o->how == SL_SUMS_RING ? NULL : b->out, b->x, n, &ticket, err));
         TRY(c->wait(c, ticket, err));
         TRY(b->ops->sync(b->ops->ctx, err));
-        if (i >= 0) me->r.seconds[i] = (double)(sl_now_ns() - t0) / 1e9 / me->o->inner;
+        if (i >= 0) r->seconds[i] = (double)(sl_now_ns() - t0) / 1e9 / b->o->inner;
     }
-    return 0;
+    return c->barrier(c, err); /* nobody frees what another still reads */
 }
 
-static void *rank_main(void *arg) {
-    rank *me = arg;
-    bench b = {.o = me->o, .key = (uint64_t)me->id + 1, .es = me->o->precision == SL_PREC_F32 ? 4 : 2};
+static int reduce_rank(void *arg, int rank, void *result, sl_err *err) {
+    const reduce_arg *a = arg;
+    const sl_bench_op_opts *o = a->o;
+    bench b = {.o = o, .key = (uint64_t)rank + 1, .es = o->precision == SL_PREC_F32 ? 4 : 2};
     sl_coll *c = NULL;
-    me->rc = open_ops(&b.ops, me->o, me->device, &me->err);
-    if (!me->rc) me->rc = sl_coll_shm_open(&c, me->fd, me->id, me->o->ranks, 1, b.ops, &me->err);
-#ifdef SL_HAVE_NCCL
-    char note[256];
-    if (!me->rc && me->nccl) me->rc = sl_coll_gpu_open(&c, c, b.ops, me->o->how, note, &me->err);
-#endif
-    if (!me->rc) me->rc = rank_work(me, &b, c);
-    for (int i = 0; i < b.n_mem; i++) b.ops->free(b.ops->ctx, b.mem[i]);
-    if (c) c->destroy(c);
-    if (b.ops) b.ops->destroy(b.ops);
-    return NULL;
-}
-
-int sl_bench_allreduce(sl_bench_op_result *r, const sl_bench_op_opts *o, sl_err *err) {
-    memset(r, 0, sizeof *r);
-    if (o->ranks < 2 || o->ranks > 8 || o->repeat < 1 || o->repeat > SL_BENCH_OP_RUNS || o->inner < 1)
-        return sl_err_set(err, SL_EUSAGE, "bench: allreduce takes 2 to 8 ranks and 1..%d repeats", SL_BENCH_OP_RUNS);
     int gpus = 0;
 #ifdef SL_HAVE_CUDA
     if (o->backend == SL_BACKEND_CUDA) gpus = sl_ops_cuda_devices();
 #endif
-    rank all[8];
-    pthread_t t[8];
-    int fd = sl_coll_shm_create_region(o->ranks, o->tokens * o->width, err), rc = 0;
-    if (fd < 0) return err ? err->code : SL_ETEMP;
-    for (int i = 0; i < o->ranks; i++) {
-        all[i] = (rank){.o = o, .id = i, .fd = fd, .device = gpus ? i % gpus : 0, .nccl = gpus >= o->ranks};
-        pthread_create(&t[i], NULL, rank_main, &all[i]);
-    }
-    for (int i = 0; i < o->ranks; i++) {
-        pthread_join(t[i], NULL);
-        if (all[i].rc && !rc) rc = sl_err_set(err, all[i].rc, "rank %d: %s", i, all[i].err.msg);
-    }
-    close(fd);
-    *r = all[0].r;
+    int rc = open_ops(&b.ops, o, gpus ? rank % gpus : 0, err);
+    if (!rc) rc = sl_coll_shm_open(&c, a->fd, rank, o->ranks, 1, b.ops, err);
+#ifdef SL_HAVE_NCCL
+    char note[256];
+    if (!rc && gpus >= o->ranks) rc = sl_coll_gpu_open(&c, c, b.ops, o->how, note, err);
+#endif
+    if (!rc) rc = time_sums(&b, c, result, err);
+    if (c) c->destroy(c);
+    for (int i = 0; i < b.n_mem; i++) b.ops->free(b.ops->ctx, b.mem[i]);
+    if (b.ops) b.ops->destroy(b.ops);
+    return rc;
+}
+
+int sl_bench_allreduce(sl_bench_op_result *r, const sl_bench_op_opts *o, sl_err *err) {
+    memset(r, 0, sizeof *r);
+    if (o->ranks < 2 || o->ranks > SL_BENCH_RANKS || o->repeat < 1 || o->repeat > SL_BENCH_OP_RUNS || o->inner < 1)
+        return sl_err_set(err, SL_EUSAGE, "bench: allreduce takes 2 to %d ranks and 1..%d repeats", SL_BENCH_RANKS,
+                          SL_BENCH_OP_RUNS);
+    sl_bench_op_result *all = calloc((size_t)o->ranks, sizeof *all);
+    if (!all) return sl_err_set(err, SL_ETEMP, "bench: out of memory");
+    reduce_arg a = {.o = o, .fd = sl_coll_shm_create_region(o->ranks, o->tokens * o->width, err)};
+    int rc = a.fd < 0 ? err->code : sl_bench_ranks_run(o->ranks, reduce_rank, &a, all, sizeof *all, err);
+    if (a.fd >= 0) close(a.fd);
+    *r = all[0];
+    free(all);
     r->runs = o->repeat;
     r->bytes = (double)(o->tokens * o->width) * (o->precision == SL_PREC_F32 ? 4 : 2);
     qsort(r->seconds, (size_t)r->runs, sizeof *r->seconds, by_value);

@@ -32,7 +32,7 @@ int sl_bench_attention(sl_bench_op_result *r, const sl_bench_op_opts *o, sl_err 
 int sl_bench_gemm(sl_bench_op_result *r, const sl_bench_op_opts *o, sl_err *err);
 /* A whole block: router, permutation, experts, weighted sum, shared expert, sum of both. flop: products only. */
 int sl_bench_moe(sl_bench_op_result *r, const sl_bench_op_opts *o, sl_err *err);
-/* Sum over `ranks` ranks (threads; a GPU each when there are enough, else sums go through the host). bytes: of one
- * rank's buffer. */
+/* Sum over `ranks` ranks (bench_ranks.h; a GPU each when there are enough, else sums go through the host). bytes: of
+ * one rank's buffer. */
 int sl_bench_allreduce(sl_bench_op_result *r, const sl_bench_op_opts *o, sl_err *err);
 #endif

@@ -66,7 +66,8 @@ int sl_coll_none_open(sl_coll **out, sl_err *err);
 int sl_coll_nccl_open(sl_coll **out, sl_coll *host, sl_ops *ops, int ring, sl_err *err);
 /* Copies between GPUs that reach each other's memory (NVLink or PCIe peers of one machine), by the copy engines: the
  * same sums without NCCL's use of multiprocessors. `inner` (NCCL or shared memory, of the same group) does the
- * agreement, and the sums too where memory turns out not to be reachable; the new one owns it on success. SL_ECONFIG:
+ * agreement, and the sums too where memory turns out not to be reachable; the new one owns it on success. Ranks must be
+ * processes. SL_ECONFIG:
  * not possible here, on every rank alike; `inner` is untouched. Every rank of the group must call this. */
 int sl_coll_peer_open(sl_coll **out, sl_coll *inner, sl_ops *ops, sl_err *err);
 /* What a group on GPUs uses: copies between GPUs over NCCL where every rank has a GPU of its own. `host` as above; *out

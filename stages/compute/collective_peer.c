@@ -49,28 +49,22 @@ static int cu_fail(CUresult r, const char *what, sl_err *err) {
 
 /* ---- reaching the peers' memory ---- */
 typedef struct card { /* what a rank tells about a piece of memory */
-    uint64_t pid, device, ptr, offset, bytes;
+    uint64_t pid, offset, bytes;
     cudaIpcMemHandle_t handle;
 } card;
 
 static int make_card(coll_peer *c, card *k, void *base, uint64_t bytes) {
     CUdeviceptr start = 0;
     size_t size = 0;
-    int device = 0;
-    if (c->range(&start, &size, (CUdeviceptr)base) != CUDA_SUCCESS || cudaGetDevice(&device) != cudaSuccess) return -1;
-    *k = (card){.pid = (uint64_t)getpid(), .device = (uint64_t)device, .ptr = (uint64_t)base, .bytes = bytes};
-    k->offset = (uint64_t)base - (uint64_t)start;
+    if (c->range(&start, &size, (CUdeviceptr)base) != CUDA_SUCCESS) return -1;
+    *k = (card){.pid = (uint64_t)getpid(), .offset = (uint64_t)base - (uint64_t)start, .bytes = bytes};
     return cudaIpcGetMemHandle(&k->handle, base) == cudaSuccess ? 0 : -1;
 }
 
 static int open_card(region *r, const card *k, int rank) {
-    if (k->pid == (uint64_t)getpid()) { /* ranks are threads: the pointer itself */
-        cudaError_t e = cudaDeviceEnablePeerAccess((int)k->device, 0);
-        if (e == cudaErrorPeerAccessAlreadyEnabled) e = cudaSuccess;
-        (void)cudaGetLastError();
-        r->base[rank] = (uint8_t *)(uintptr_t)k->ptr;
-        return e == cudaSuccess ? 0 : -1;
-    }
+    /* Within one process the driver makes one GPU wait for another when it gives out memory that both can reach, and
+     * the other may be waiting for a counter: such ranks use NCCL. */
+    if (k->pid == (uint64_t)getpid()) return -1;
     void *p = NULL;
     if (cudaIpcOpenMemHandle(&p, k->handle, cudaIpcMemLazyEnablePeerAccess) != cudaSuccess) {
         (void)cudaGetLastError();
