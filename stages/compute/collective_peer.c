@@ -99,7 +99,7 @@ static int agree_on(sl_coll *in, int mine, sl_err *err) {
 /* 1: reachable on every rank; 0: not; < 0. */
 static int share(coll_peer *c, region *r, void *base, uint64_t bytes, sl_err *err) {
     sl_coll *in = c->inner;
-    card mine = {0}, all[MAX_TP];
+    card mine = {0}, all[MAX_TP] = {0};
     int ok = make_card(c, &mine, base, bytes) == 0, rc = deal(in, all, &mine, err);
     if (rc) return rc;
     (void)cudaGetLastError();
