@@ -286,7 +286,7 @@ int sl_bench_codec(sl_bench_codec_result out[SL_BENCH_CODECS], const char *input
     uint64_t n = 0, cap = 0;
     uint16_t *x = NULL;
     int rc = cut_blocks(&c, &n, &cap, lengths, bytes, width, err);
-    uint8_t *enc = rc ? NULL : malloc(cap), *dec = malloc(SL_BLOCK_BYTES);
+    uint8_t *enc = rc ? NULL : malloc(cap), *dec = aligned_alloc(64, SL_BLOCK_BYTES);
     if (!rc) rc = enc && dec ? get_states(&x, bytes, input, width, err) : sl_err_set(err, SL_ETEMP, "no memory");
     if (!rc) memset(enc, 1, cap); /* pages are there before the clock runs */
     for (unsigned k = 0; !rc && k < SL_BENCH_CODECS; k++) {

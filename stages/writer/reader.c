@@ -73,7 +73,7 @@ int sl_reader_open(sl_reader **out, const char *store, sl_err *err) {
     if (!rc) rc = sl_journal_follow(path, SL_COMMIT_MAGIC, &at, take, r, err);
     if (!rc) rc = sl_accepted_follow(r->in, err); /* after commit.log: every row in it is there */
     if (!rc) rc = sl_codec_ctx_new(&r->ctx, 1, err);
-    if (!rc && !(r->block = malloc(SL_BLOCK_BYTES))) rc = sl_err_set(err, SL_ETEMP, "no memory");
+    if (!rc && !(r->block = aligned_alloc(64, SL_BLOCK_BYTES))) rc = sl_err_set(err, SL_ETEMP, "no memory");
     if (rc) {
         sl_reader_close(r);
         return rc;
