@@ -143,7 +143,7 @@ typedef struct held { /* memory of the rows of groups not yet committed; freed a
 
 static void *keep(held **h, size_t n) {
     held *x = malloc(sizeof *x);
-    x->p = malloc(n);
+    x->p = aligned_alloc(4096, (n + 4095) / 4096 * 4096); /* as chunks lie in a ring */
     x->next = *h;
     *h = x;
     return x->p;

@@ -468,6 +468,68 @@ static void every_torn_byte(void **state) {
     rig_free(&sr);
 }
 
+/* ---- large blocks, whose payload starts on a page ---- */
+
+/* Blocks of half a MiB of codec none, written from memory (a token is a multiple of 512 bytes), from memory that does
+ * not fit (it is not), and copied: the same bytes in the same places whichever way; every way of damaging the places
+ * where a frame begins and ends is found and named; salvage finds every row. */
+static void pages(void **state) {
+    (void)state;
+    static const struct {
+        uint32_t width, piece;
+        bool huge, direct, plain;
+    } way[] = {{512, 128, true, true, false},  {512, 128, true, false, false}, {512, 128, true, true, true},
+               {512, 128, false, true, false}, {500, 128, true, true, false},  {500, 128, false, false, true}};
+    uint64_t want[2] = {0};
+    for (unsigned w = 0; w < sizeof way / sizeof *way; w++) {
+        rig r;
+        char path[300], why[2048];
+        static zone z[256];
+        rig_rmtree(store);
+        rig_make(&r, store, 7, 700, way[w].width, 2, 3);
+        r.rows[2].T = 600;
+        r.rows[2].mask_sum = 300;
+        r.m.codec = SL_CODEC_NONE;
+        sl_sink_cfg cfg = {.threads = 1, .huge = way[w].huge, .direct = way[w].direct, .plain = way[w].plain};
+        rig_sink(&r, &cfg, way[w].piece, 3);
+        if (faults(why, sizeof why)) fail_msg("way %u: %s", w, why);
+        assert_int_equal(rig_check(&r), 7);
+        snprintf(path, sizeof path, "%s/shards", store);
+        uint64_t sum = rig_tree_sum(path), *same = &want[way[w].width == 500];
+        if (!*same) *same = sum;
+        assert_int_equal(sum, *same);
+        snprintf(path, sizeof path, "%s/shards/shard-000000.sls", store);
+        unsigned n = zones_of(path, z, 256), on_page = 0;
+        int fd = open(path, O_RDWR);
+        assert_true(fd >= 0);
+        for (unsigned i = 0; i < n; i++) {
+            bool large = z[i].state[0] && z[i].to - z[i].from > SL_DIRECT_BYTES;
+            on_page += large;
+            if (large) assert_int_equal((z[i].from + sizeof(sl_frame_head)) % 4096, 0);
+            /* the gap before the frame, its head, both ends of its payload, its padding */
+            uint64_t at[] = {z[i].from - 1,          z[i].from,    z[i].from + 127, z[i].from + 128,
+                             z[i].from + 4096 + 128, z[i].to - 65, z[i].to - 1};
+            for (unsigned j = 0; large && j < sizeof at / sizeof *at; j++) {
+                uint8_t b, c;
+                assert_int_equal(pread(fd, &b, 1, (off_t)at[j]), 1);
+                c = b ^ 16;
+                assert_int_equal(pwrite(fd, &c, 1, (off_t)at[j]), 1);
+                zone row = z[i];
+                if (j == 0) row.state[0] = 0;
+                if (!report_names(&row, why, sizeof why)) fail_msg("byte %llu: %s", (unsigned long long)at[j], why);
+                assert_int_equal(pwrite(fd, &b, 1, (off_t)at[j]), 1);
+            }
+        }
+        close(fd);
+        assert_true(on_page >= 8);
+        sh("rm commit.log%s%s", "", "");
+        sl_salvage_report rep = salvage();
+        assert_int_equal(rep.rows, 7);
+        assert_int_equal(rig_check(&r), 7);
+        rig_free(&r);
+    }
+}
+
 /* ---- one state alone ---- */
 
 static uint64_t read_so_far(void) {
@@ -535,10 +597,10 @@ int main(int argc, char **argv) {
     snprintf(store, sizeof store, "%s/s", base);
     if (argc > 2) every = (unsigned)atoi(argv[2]);
     const struct CMUnitTest bits[] = {cmocka_unit_test(every_bit)}, torn[] = {cmocka_unit_test(every_torn_byte)};
-    const struct CMUnitTest t[] = {cmocka_unit_test(one_state_reads_little), cmocka_unit_test(missing_and_extra),
-                                   cmocka_unit_test(flips_in_intake),        cmocka_unit_test(cut_logs),
-                                   cmocka_unit_test(salvage_logs),           cmocka_unit_test(salvage_shards),
-                                   cmocka_unit_test(flips_in_files),         cmocka_unit_test(flips_in_shards)};
+    const struct CMUnitTest t[] = {
+        cmocka_unit_test(one_state_reads_little), cmocka_unit_test(pages),          cmocka_unit_test(missing_and_extra),
+        cmocka_unit_test(flips_in_intake),        cmocka_unit_test(cut_logs),       cmocka_unit_test(salvage_logs),
+        cmocka_unit_test(salvage_shards),         cmocka_unit_test(flips_in_files), cmocka_unit_test(flips_in_shards)};
     int rc = argc > 1 && !strcmp(argv[1], "bits")   ? cmocka_run_group_tests(bits, NULL, NULL)
              : argc > 1 && !strcmp(argv[1], "torn") ? cmocka_run_group_tests(torn, NULL, NULL)
                                                     : cmocka_run_group_tests(t, NULL, NULL);

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <linux/memfd.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -65,11 +66,7 @@ static int make_states(uint16_t *x, uint64_t n, uint32_t width, sl_err *err) {
 }
 
 /* Memory full of states: from the file, repeated as often as it takes, or made. */
-static int get_states(uint16_t **out, uint64_t bytes, const char *input, uint32_t width, sl_err *err) {
-    uint16_t *x = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (x == MAP_FAILED)
-        return sl_err_set(err, SL_ETEMP, "no memory for %llu bytes of states", (unsigned long long)bytes);
-    *out = x;
+static int fill_states(uint16_t *x, uint64_t bytes, const char *input, uint32_t width, sl_err *err) {
     if (!input) return make_states(x, bytes / 2, width, err);
     int fd = open(input, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return sl_err_sys(err, SL_EUSAGE, errno, "cannot read %s", input);
@@ -89,6 +86,37 @@ static int get_states(uint16_t **out, uint64_t bytes, const char *input, uint32_
     }
     close(fd);
     return 0;
+}
+
+/* Memory as the writer finds it in a ring, to be read only: a memfd, on huge pages where there are any (the pool's,
+ * else transparent ones) and they are wanted. */
+static void *get_memory(uint64_t bytes, bool *huge) {
+    int fd = *huge ? memfd_create("states", MFD_CLOEXEC | MFD_HUGETLB | MFD_HUGE_2MB) : -1;
+    void *x = MAP_FAILED;
+    if (fd >= 0 && !ftruncate(fd, (off_t)bytes)) x = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (fd >= 0) close(fd);
+    if (x != MAP_FAILED) return x;
+    if (*huge) {
+        x = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (x == MAP_FAILED || !madvise(x, bytes, MADV_HUGEPAGE)) return x;
+        munmap(x, bytes);
+        *huge = false;
+    }
+    fd = memfd_create("states", MFD_CLOEXEC);
+    x = fd < 0 || ftruncate(fd, (off_t)bytes) ? MAP_FAILED
+                                              : mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (fd >= 0) close(fd);
+    return x;
+}
+
+static int get_states(uint16_t **out, uint64_t bytes, bool *huge, const char *input, uint32_t width, sl_err *err) {
+    void *x = get_memory(bytes, huge);
+    if (x == MAP_FAILED)
+        return sl_err_set(err, SL_ETEMP, "no memory for %llu bytes of states", (unsigned long long)bytes);
+    *out = x;
+    int rc = fill_states(x, bytes, input, width, err);
+    if (!rc && mprotect(x, bytes, PROT_READ)) rc = sl_err_sys(err, SL_ETEMP, errno, "mprotect");
+    return rc;
 }
 
 static double now(void) {
@@ -177,7 +205,9 @@ int sl_bench_store(sl_bench_store_result *out, const sl_bench_store_opts *o, sl_
         .layout = o->layout,
         .codec = o->codec};
     for (uint32_t k = 0; k < o->n_states; k++) c.manifest.set.v[k].hidx = k;
-    int rc = get_states(&x, mem, o->input, o->width, err);
+    out->huge = !o->small_pages;
+    int rc = get_states(&x, mem, &out->huge, o->input, o->width, err);
+    c.huge = out->huge;
     if (!rc) rc = sl_sink_open(&s, &c, err);
     double t = now(), u = cpu();
     if (!rc) rc = run_rows(s, o, x, mem, out, err);
@@ -285,9 +315,10 @@ int sl_bench_codec(sl_bench_codec_result out[SL_BENCH_CODECS], const char *input
     cut *c = NULL;
     uint64_t n = 0, cap = 0;
     uint16_t *x = NULL;
+    bool huge = false;
     int rc = cut_blocks(&c, &n, &cap, lengths, bytes, width, err);
     uint8_t *enc = rc ? NULL : malloc(cap), *dec = aligned_alloc(64, SL_BLOCK_BYTES);
-    if (!rc) rc = enc && dec ? get_states(&x, bytes, input, width, err) : sl_err_set(err, SL_ETEMP, "no memory");
+    if (!rc) rc = enc && dec ? get_states(&x, bytes, &huge, input, width, err) : sl_err_set(err, SL_ETEMP, "no memory");
     if (!rc) memset(enc, 1, cap); /* pages are there before the clock runs */
     for (unsigned k = 0; !rc && k < SL_BENCH_CODECS; k++) {
         bool slow = kinds[k].level > 1; /* some blocks, evenly spread, tell enough */

@@ -15,12 +15,14 @@ typedef struct sl_bench_store_opts {
     const char *input; /* raw states, or NULL: made */
     uint64_t bytes, shard_bytes;
     uint32_t layout, codec, threads, width, n_states, length, commit_mb, zstd_level;
-    bool direct, plain;
+    bool direct, plain,
+        small_pages; /* small_pages: the states lie in ordinary pages even where huge ones are to be had */
 } sl_bench_store_opts;
 
 typedef struct sl_bench_store_result {
     double seconds, cpu_seconds, sync_seconds; /* sync: waits for fdatasync and commit.log, not all of it exclusive */
     uint64_t raw_bytes, stored_bytes, rows, tokens;
+    bool huge; /* the states lay in huge pages */
     double gb_s, stored_gb_s, ratio, cpu_per_gb;
 } sl_bench_store_result;
 

@@ -113,30 +113,6 @@ static int keep_row(job *j, const sl_src *s, uint32_t shard, const sl_frame_head
     return 0;
 }
 
-/* The row whose META is at `off`: its length when all of it is there, 0 when not. */
-static uint64_t row_length(job *j, const sl_src *s, const sl_shard_head *h, const sl_frame_head *meta, uint64_t *sum) {
-    sl_frame_head f;
-    uint32_t br = sl_store_block_rows(h->width, h->elem_size), blocks = (meta->T - 1) / br + 1;
-    uint64_t n = (uint64_t)blocks * h->n_states, at = meta->off + sl_frame_span(meta->enc_len);
-    XXH3_state_t st;
-    XXH3_64bits_reset(&st);
-    for (uint64_t i = 0; i <= n; i++) {
-        if (sl_frame_open(s, h, at, &f, NULL) || f.seq != meta->seq || f.T != meta->T ||
-            memcmp(f.key, meta->key, sizeof f.key))
-            return 0;
-        if (f.kind != (i < n ? SL_FR_STATE : SL_FR_END) || (i < n && (f.k != i / blocks || f.t0 != i % blocks * br)))
-            return 0;
-        if (need(j, f.enc_len + 1, NULL) || sl_frame_read(s, &f, j->buf, NULL)) return 0;
-        if (i < n) XXH3_64bits_update(&st, &f.raw_sum, 8);
-        at += sl_frame_span(f.enc_len);
-    }
-    if (at > s->len) return 0;
-    sl_end_head e;
-    memcpy(&e, j->buf, sizeof e);
-    *sum = XXH3_64bits_digest(&st);
-    return e.states_sum == *sum ? at - meta->off : 0;
-}
-
 static int zero_range(job *j, int fd, uint64_t from, uint64_t to, sl_err *err) {
     static const uint8_t zeros[65536];
     if (from >= to) return 0;
@@ -150,6 +126,41 @@ static int zero_range(job *j, int fd, uint64_t from, uint64_t to, sl_err *err) {
         at += (uint64_t)w;
     }
     return 0;
+}
+
+/* The frame behind byte `at`, there or with its payload on the next page; what lies between is cleared. */
+static int next_frame(job *j, const sl_src *s, const sl_shard_head *h, uint64_t at, sl_frame_head *f) {
+    if (!sl_frame_open(s, h, at, f, NULL))
+        return sl_frame_place(at, f->codec, f->enc_len) != at && f->kind == SL_FR_STATE;
+    uint64_t page = sl_frame_page_place(at);
+    if (page == at || sl_frame_open(s, h, page, f, NULL) || f->kind != SL_FR_STATE ||
+        sl_frame_place(at, f->codec, f->enc_len) != page)
+        return 1;
+    return zero_range(j, s->fd, at, page, NULL);
+}
+
+/* The row whose META is at `off`: its length when all of it is there, 0 when not. */
+static uint64_t row_length(job *j, const sl_src *s, const sl_shard_head *h, const sl_frame_head *meta, uint64_t *sum) {
+    sl_frame_head f;
+    uint32_t br = sl_store_block_rows(h->width, h->elem_size), blocks = (meta->T - 1) / br + 1;
+    uint64_t n = (uint64_t)blocks * h->n_states, at = meta->off + sl_frame_span(meta->enc_len);
+    XXH3_state_t st;
+    XXH3_64bits_reset(&st);
+    for (uint64_t i = 0; i <= n; i++) {
+        if (next_frame(j, s, h, at, &f) || f.seq != meta->seq || f.T != meta->T ||
+            memcmp(f.key, meta->key, sizeof f.key))
+            return 0;
+        if (f.kind != (i < n ? SL_FR_STATE : SL_FR_END) || (i < n && (f.k != i / blocks || f.t0 != i % blocks * br)))
+            return 0;
+        if (need(j, f.enc_len + 1, NULL) || sl_frame_read(s, &f, j->buf, NULL)) return 0;
+        if (i < n) XXH3_64bits_update(&st, &f.raw_sum, 8);
+        at = f.off + sl_frame_span(f.enc_len);
+    }
+    if (at > s->len) return 0;
+    sl_end_head e;
+    memcpy(&e, j->buf, sizeof e);
+    *sum = XXH3_64bits_digest(&st);
+    return e.states_sum == *sum ? at - meta->off : 0;
 }
 
 /* INDEX and footer behind the rows [a, n), then the file ends. */

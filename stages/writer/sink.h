@@ -52,7 +52,10 @@ typedef struct sl_sink_cfg {
     unsigned threads;     /* compression threads, 1 = in the caller */
     uint64_t shard_bytes, reserve_bytes;
     bool direct, plain; /* O_DIRECT wanted; pwrite instead of io_uring */
-    unsigned n_buf;     /* 0: 32 buffers of 1 MiB */
+    bool huge;      /* the pieces lie in huge pages: large blocks of codec none are written from there, not copied. From
+                       ordinary pages that is dearer than a copy into the write buffers, which are on huge ones: the
+                       device is given 256 places a MiB in place of one */
+    unsigned n_buf; /* 0: 32 buffers of 1 MiB */
     uint32_t buf_bytes;
     void *arg;
     void (*on_commit)(void *arg, void **tokens, unsigned n);

@@ -66,6 +66,7 @@ typedef struct shard {
     uint32_t no;
     uint64_t off, alloc; /* end of what was appended; end of what is allocated */
     bool direct;
+    uint32_t mem_align, off_align; /* of writes from the rings' memory; 0: this file takes none */
     sl_index_entry *index;
     uint64_t n_index, cap_index;
     /* The buffer being filled, and full ones held back until the header of the frame in them is known. */

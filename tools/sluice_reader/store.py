@@ -239,7 +239,7 @@ class Store:
 
     def _frame(self, path, off, kind, row):
         f = np.frombuffer(self._pread(path, off, 128), FRAME)[0]
-        if f["magic"] != FRAME_MAGIC or f["version"] != 1 or f["kind"] != kind or f["off"] != off or f["seq"] != row.seq:
+        if f["magic"] != FRAME_MAGIC or f["version"] != 2 or f["kind"] != kind or f["off"] != off or f["seq"] != row.seq:
             raise StoreError(f"{path}: no frame of kind {kind} of {row} at {off}")
         return f
 
