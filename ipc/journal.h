@@ -68,7 +68,8 @@ typedef struct sl_intake_rec {
     uint16_t flags; /* ROW: 1 = truncated to max_length; ROW, REJECT: 2 = more parts of this pushed row follow */
     uint32_t batch_tokens, max_batch_rows; /* HEADER */
     uint32_t max_length, version;          /* HEADER */
-    uint8_t pad[12];
+    uint64_t data_sum; /* ROW, DATASET: XXH3-64 of its bytes in intake.dat; 0 in logs of before there was one */
+    uint8_t pad[4];
     uint32_t crc; /* CRC32C of the 124 bytes before */
 } sl_intake_rec;
 _Static_assert(sizeof(sl_intake_rec) == SL_JREC, "");

@@ -21,11 +21,12 @@
 #include <cmocka.h>
 
 static char base[160], store[200];
+static sl_verify_opts deep = {.deep = true};
 
 static uint64_t faults(char *first, size_t cap) {
     sl_verify_report rep;
     sl_err err;
-    int rc = sl_store_verify(store, &(sl_verify_opts){.deep = true}, &rep, &err);
+    int rc = sl_store_verify(store, &deep, &rep, &err);
     uint64_t n = rc ? 1 : rep.n_faults;
     if (first) snprintf(first, cap, "%.2000s", rc ? err.msg : n ? rep.faults[0] : "");
     sl_verify_free(&rep);
@@ -303,7 +304,7 @@ static unsigned zones_of(const char *path, zone *z, unsigned cap) {
 static bool report_names(const zone *z, char *why, size_t cap) {
     sl_verify_report rep;
     sl_err err;
-    int rc = sl_store_verify(store, &(sl_verify_opts){.deep = true}, &rep, &err);
+    int rc = sl_store_verify(store, &deep, &rep, &err);
     bool hit = rc || (rep.n_faults && !z);
     snprintf(why, cap, "%.1500s", rc ? err.msg : rep.n_faults ? rep.faults[0] : "nothing found");
     for (uint64_t i = 0; !hit && i < rep.n_faults && i < SL_VERIFY_KEEP; i++)
@@ -492,6 +493,8 @@ static void pages(void **state) {
         r.m.codec = SL_CODEC_NONE;
         sl_sink_cfg cfg = {.threads = 1, .huge = way[w].huge, .direct = way[w].direct, .plain = way[w].plain};
         rig_sink(&r, &cfg, way[w].piece, 3);
+        deep.threads = w % 3 * 2; /* 0, 2, 4 */
+        deep.part_blocks = w & 1;
         if (faults(why, sizeof why)) fail_msg("way %u: %s", w, why);
         assert_int_equal(rig_check(&r), 7);
         snprintf(path, sizeof path, "%s/shards", store);
@@ -526,6 +529,48 @@ static void pages(void **state) {
         sl_salvage_report rep = salvage();
         assert_int_equal(rep.rows, 7);
         assert_int_equal(rig_check(&r), 7);
+        rig_free(&r);
+    }
+    deep = (sl_verify_opts){.deep = true};
+}
+
+/* Several threads find what one finds, in the same order, in both layouts and every codec, however rows are cut. */
+static void threads_agree(void **state) {
+    (void)state;
+    for (int kind = 0; kind < 4; kind++) {
+        rig r;
+        sl_verify_report rep[4];
+        sl_err err;
+        rig_rmtree(store);
+        rig_make(&r, store, 12, 900, 1024, 2, 5);
+        r.rows[4].T = 4000; /* two blocks a state */
+        r.rows[4].mask_sum = 2000;
+        r.m.layout = kind == 3 ? SL_LAYOUT_FILES : SL_LAYOUT_SHARDS;
+        r.m.codec = kind == 3 ? SL_CODEC_NONE : (uint32_t)kind;
+        rig_sink(&r, &(sl_sink_cfg){.threads = 2, .shard_bytes = 4 << 20}, 512, 3);
+        for (int hurt = 0; hurt < 2; hurt++) {
+            list_files();
+            for (int i = 0; hurt && i < n_files; i++) {
+                struct stat st;
+                uint8_t b;
+                if (!strstr(files[i], "/shards/") && !strstr(files[i], "/hidden_states/")) continue;
+                int fd = open(files[i], O_RDWR);
+                assert_true(fd >= 0 && !fstat(fd, &st) && pread(fd, &b, 1, st.st_size / 2) == 1);
+                b ^= 1;
+                assert_int_equal(pwrite(fd, &b, 1, st.st_size / 2), 1);
+                close(fd);
+            }
+            for (int t = 0; t < 4; t++) {
+                sl_verify_opts o = {.deep = true, .threads = (unsigned)t * 2 + (t == 0), .part_blocks = (uint32_t)t};
+                assert_int_equal(sl_store_verify(store, &o, &rep[t], &err), 0);
+                assert_true(hurt ? rep[t].n_faults > 0 : !rep[t].n_faults);
+                assert_int_equal(rep[t].n_faults, rep[0].n_faults);
+                if (!hurt) assert_int_equal(rep[t].read_bytes, rep[0].read_bytes);
+                for (uint64_t i = 0; i < rep[t].n_faults && i < SL_VERIFY_KEEP; i++)
+                    assert_string_equal(rep[t].faults[i], rep[0].faults[i]);
+            }
+            for (int t = 0; t < 4; t++) sl_verify_free(&rep[t]);
+        }
         rig_free(&r);
     }
 }
@@ -597,10 +642,11 @@ int main(int argc, char **argv) {
     snprintf(store, sizeof store, "%s/s", base);
     if (argc > 2) every = (unsigned)atoi(argv[2]);
     const struct CMUnitTest bits[] = {cmocka_unit_test(every_bit)}, torn[] = {cmocka_unit_test(every_torn_byte)};
-    const struct CMUnitTest t[] = {
-        cmocka_unit_test(one_state_reads_little), cmocka_unit_test(pages),          cmocka_unit_test(missing_and_extra),
-        cmocka_unit_test(flips_in_intake),        cmocka_unit_test(cut_logs),       cmocka_unit_test(salvage_logs),
-        cmocka_unit_test(salvage_shards),         cmocka_unit_test(flips_in_files), cmocka_unit_test(flips_in_shards)};
+    const struct CMUnitTest t[] = {cmocka_unit_test(one_state_reads_little), cmocka_unit_test(pages),
+                                   cmocka_unit_test(threads_agree),          cmocka_unit_test(missing_and_extra),
+                                   cmocka_unit_test(flips_in_intake),        cmocka_unit_test(cut_logs),
+                                   cmocka_unit_test(salvage_logs),           cmocka_unit_test(salvage_shards),
+                                   cmocka_unit_test(flips_in_files),         cmocka_unit_test(flips_in_shards)};
     int rc = argc > 1 && !strcmp(argv[1], "bits")   ? cmocka_run_group_tests(bits, NULL, NULL)
              : argc > 1 && !strcmp(argv[1], "torn") ? cmocka_run_group_tests(torn, NULL, NULL)
                                                     : cmocka_run_group_tests(t, NULL, NULL);

@@ -384,6 +384,7 @@ static int restore_row(job *j, sl_journal *log, FILE *dat, const whole *w, sl_er
                            .mask_sum = w->c.mask_sum,
                            .data_len = 5ull * w->c.T + mh.id_len,
                            .id_len = mh.id_len};
+        r.data_sum = XXH3_64bits(m.ids, r.data_len);
         rc = append_dat(dat, m.ids, r.data_len, &r.data_off) ? sl_err_set(err, SL_ETEMP, "cannot write intake.dat")
                                                              : sl_journal_append(log, &r, err);
         sl_row_meta_free(&m);
@@ -414,7 +415,8 @@ static int lose_row(job *j, sl_journal *log, FILE *dat, uint64_t seq, uint32_t l
                        .row = seq,
                        .dataset = lost_set,
                        .T = 1,
-                       .data_len = 5};
+                       .data_len = 5,
+                       .data_sum = XXH3_64bits(one, sizeof one)};
     int rc = append_dat(dat, one, sizeof one, &r.data_off) ? sl_err_set(err, SL_ETEMP, "cannot write intake.dat")
                                                            : sl_journal_append(log, &r, err);
     sl_store_dataset_dir(dir, sizeof dir, lost_set, LOST_NAME);
@@ -462,6 +464,7 @@ static int define_sets(job *j, sl_journal *log, FILE *dat, uint32_t *lost_set, s
         const char *name = j->names[d] ? j->names[d] : unknown;
         if (!have[d]) {
             r.data_len = strlen(name);
+            r.data_sum = XXH3_64bits(name, r.data_len);
             if (append_dat(dat, name, r.data_len, &r.data_off))
                 rc = sl_err_set(err, SL_ETEMP, "cannot write intake.dat");
         }
@@ -496,6 +499,7 @@ static int rebuild_intake(job *j, uint64_t n_seq, sl_err *err) {
     if (!rc && n_seq) {
         /* is any sequence number beyond help? then its data set must be defined before the rows */
         sl_intake_rec r = {.kind = SL_IN_DATASET, .dataset = lost_set, .data_len = strlen(LOST_NAME)};
+        r.data_sum = XXH3_64bits(LOST_NAME, r.data_len);
         uint8_t *known = calloc(n_seq, 1);
         uint64_t have = 0;
         for (uint64_t i = 0; known && i < j->intake.n; i++) {
