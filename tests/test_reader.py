@@ -84,6 +84,27 @@ def check_store(s, n):
     assert r.row == 1 and r.dataset_index == 1
 
 
+def rchar():
+    return int(open("/proc/self/io").readline().split()[1])
+
+
+def check_little_is_read(maker, base):
+    """One state of one row takes less than twice its bytes of reading, as the kernel counts them."""
+    for codec in ("none", "zstd", "bf16"):
+        path = os.path.join(base, "large" + codec)
+        subprocess.run([maker, "--make", path, "shards", codec, "6", "1024", "400"], check=True)
+        s, most = Store(path), 0
+        for row in (r for r in s if r.tokens > 20):
+            for k in range(4):
+                a = rchar()
+                idle = rchar() - a
+                a = rchar()
+                x = row.state(k, raw=True)
+                most = max(most, (rchar() - a - idle) / x.nbytes)
+        assert 0 < most < 2, (codec, most)
+        print(f"{codec}: at most {most:.3f} times a state's bytes read")
+
+
 def check_exports(s, base):
     out = os.path.join(base, "e")
     for fmt, ext, key in (("speculators-0.3", "data_{}.pt", "hidden_states"), ("modelopt", "row_{:08}.pt", "hidden_states")):
@@ -138,6 +159,7 @@ def main():
             check_exports(s, base)
             print(f"{layout} {codec}: {len(s)} rows read and exported")
         check_specforge(sys.argv[1], base)
+        check_little_is_read(sys.argv[1], base)
     finally:
         shutil.rmtree(base)
 

@@ -3,8 +3,8 @@
  *   test_verify            the tests
  *   test_verify bits [N]   every Nth bit of a shard of each codec (1: all of them), found and named by row and state
  *   test_verify torn [N]   the last shard and the logs cut at every Nth byte of their last 4 KiB
- *   test_verify --make DIR LAYOUT CODEC ROWS    leave a store with known content (for the tests in Python and of the
- * tools) */
+ *   test_verify --make DIR LAYOUT CODEC ROWS [WIDTH MAX_T]    leave a store with known content (for the tests in Python
+ * and of the tools) */
 #include "stages/writer/codec.h"
 #include "stages/writer/reader.h"
 #include "stages/writer/salvage.h"
@@ -482,6 +482,10 @@ static void pages(void **state) {
     } way[] = {{512, 128, true, true, false},  {512, 128, true, false, false}, {512, 128, true, true, true},
                {512, 128, false, true, false}, {500, 128, true, true, false},  {500, 128, false, false, true}};
     uint64_t want[2] = {0};
+    char keep[sizeof store], here[] = "./sluice-pages-XXXXXX";
+    memcpy(keep, store, sizeof keep);
+    assert_non_null(mkdtemp(here)); /* memory file systems do not say what O_DIRECT asks for */
+    snprintf(store, sizeof store, "%s/s", here);
     for (unsigned w = 0; w < sizeof way / sizeof *way; w++) {
         rig r;
         char path[300], why[2048];
@@ -532,6 +536,8 @@ static void pages(void **state) {
         rig_free(&r);
     }
     deep = (sl_verify_opts){.deep = true};
+    rig_rmtree(here);
+    memcpy(store, keep, sizeof keep);
 }
 
 /* Several threads find what one finds, in the same order, in both layouts and every codec, however rows are cut. */
@@ -623,11 +629,12 @@ static void one_state_reads_little(void **state) {
     }
 }
 
-static int make(char **argv) {
+static int make(int argc, char **argv) {
     rig r;
-    uint32_t codec;
+    uint32_t codec, width = argc > 6 ? (uint32_t)strtoul(argv[6], NULL, 10) : 64;
+    uint32_t max_T = argc > 7 ? (uint32_t)strtoul(argv[7], NULL, 10) : 40;
     if (sl_codec_parse(argv[4], &codec)) return 2;
-    rig_make(&r, argv[2], strtoull(argv[5], NULL, 10), 40, 64, 2, 5);
+    rig_make(&r, argv[2], strtoull(argv[5], NULL, 10), max_T, width, 2, 5);
     r.m.layout = !strcmp(argv[3], "files") ? SL_LAYOUT_FILES : SL_LAYOUT_SHARDS;
     r.m.codec = codec;
     rig_sink(&r, &(sl_sink_cfg){.threads = 1, .shard_bytes = 200000}, 16, 4);
@@ -636,7 +643,7 @@ static int make(char **argv) {
 }
 
 int main(int argc, char **argv) {
-    if (argc == 6 && !strcmp(argv[1], "--make")) return make(argv);
+    if (argc >= 6 && !strcmp(argv[1], "--make")) return make(argc, argv);
     snprintf(base, sizeof base, "%s/sluice-verify-XXXXXX", access("/dev/shm", W_OK) ? "." : "/dev/shm");
     if (!mkdtemp(base)) return 1;
     snprintf(store, sizeof store, "%s/s", base);
