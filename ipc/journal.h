@@ -95,7 +95,8 @@ typedef struct sl_commit_rec {
     uint32_t mask_sum;
     uint64_t states_sum; /* checksum of the row's states, defined in ipc/store.h: what `verify --deep` recomputes */
     uint64_t time_ns;    /* CLOCK_REALTIME */
-    uint8_t pad[8];
+    uint64_t
+        file_sum; /* REJECT: XXH3-64 of the bytes of its quarantine files, .safetensors then .json; 0: not recorded */
     uint32_t spare;
     uint32_t crc;
 } sl_commit_rec;

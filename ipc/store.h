@@ -1,21 +1,30 @@
 /* store: the format manual of what is on disk. From this page another person can write a reader. Little-endian
- * everywhere.
+ * everywhere; XXH3-64 is with seed 0. In the store's folder:
  *
- *   <store>/manifest.json      what the states are (model fingerprint, H indices, dtype, width), counts; replaced
- * atomically <store>/intake.log .dat    rows that were accepted (ipc/journal.h) <store>/commit.log         rows that
- * are durable or rejected (ipc/journal.h): the truth about what is in the store <store>/hidden_states/     layout
- * files: hs_<row>.safetensors, hs_<row>.<part>.safetensors when part > 0; data sets other than the first have a folder
- * of their own (sl_store_dataset_dir) <store>/shards/            layout shards: shard-000000.sls, and
- * shard-000001.sls.open while it is being written <store>/quarantine/        rejected rows: <as in
- * hidden_states>.safetensors with what was there, and .json with why <store>/.tmp/              files not yet
- * published; emptied at start
+ *   manifest.json: what the states are (model fingerprint, H indices, dtype, width) and counts; replaced atomically.
+ * Its own checksum: stages/writer/manifest.h.
+ *
+ *   intake.log, intake.dat: rows that were accepted (ipc/journal.h); data_sum of a record is the XXH3-64 of its bytes
+ * in intake.dat, and the up to 7 bytes between two of them are zeros.
+ *
+ *   commit.log: rows that are durable or rejected (ipc/journal.h): the truth about what is in the store.
+ *
+ *   hidden_states: layout files. hs_<row>.safetensors, or hs_<row>.<part>.safetensors when part > 0; data sets other
+ * than the first have a folder of their own (sl_store_dataset_dir).
+ *
+ *   shards: layout shards. shard-000000.sls, and shard-000001.sls.open while it is being written.
+ *
+ *   quarantine: rejected rows, named as in hidden_states: .safetensors with what was there, and .json with why;
+ * file_sum of the row's record in commit.log is the XXH3-64 of the bytes of both, one behind the other.
+ *
+ *   .tmp: files not yet published; emptied at start.
  *
  * States. A store keeps K states a token, in ascending H index: H[0] is the embedding output, H[k] the residual stream
  * after k layers, H[n] the last layer's output before the final norm. The final-normed state is labelled hidx = n + 1
  * and is the last one. Each is [T, width] in bf16 (elem_size 2) or f32 (4).
  *
  * Blocks. A state of a row is cut into blocks of sl_store_block_rows(width, elem_size) tokens (about 4 MiB), the last
- * one shorter. raw_sum of a block is XXH3-64 (seed 0) of its bytes [t][h]; states_sum of a row is XXH3-64 of the array
+ * one shorter. raw_sum of a block is XXH3-64 of its bytes [t][h]; states_sum of a row is XXH3-64 of the array
  * of its raw_sums (8 bytes each) for state ascending, block ascending. Every layout and codec has the same sums.
  *
  * Safetensors files (layout files): tensors hidden_states [T, K', width], token_ids I64 [T], loss_mask U8 [T] and, when

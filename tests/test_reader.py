@@ -10,7 +10,7 @@ except ImportError as e:
     print(f"SKIPPED: {e}", file=sys.stderr)
     sys.exit(77)
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tools"))
-from sluice_reader import Store, StoreError, bf16_to_f32  # noqa: E402
+from sluice_reader import Store, StoreError, bf16_to_f32, store  # noqa: E402
 from sluice_reader.export import export  # noqa: E402
 
 M = (1 << 64) - 1
@@ -135,7 +135,18 @@ def check_specforge(maker, base):
     subprocess.run([maker, "--make", path, "shards", "bf16", "20"], check=True)
     m = json.load(open(os.path.join(path, "manifest.json")))
     m["model"]["n_layers"], m["states"]["captures"][3]["h"] = 9, 9
-    json.dump(m, open(os.path.join(path, "manifest.json"), "w"))
+    text = json.dumps(m).encode()
+    if store.xxhash:
+        with open(os.path.join(path, "manifest.json"), "wb") as f:
+            f.write(text)
+        try:
+            Store(path)
+            raise AssertionError("an edited manifest was taken")
+        except StoreError as e:
+            assert "checksum" in str(e), e
+        m["checksum"] = store.manifest_sum(text)
+    with open(os.path.join(path, "manifest.json"), "w") as f:
+        json.dump(m, f)
     s = Store(path)
     rows = [r for r in s if r.tokens > 1]
     s._rows = s._rows[[int(r.tokens) > 1 for r in s]]

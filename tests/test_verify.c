@@ -1,7 +1,8 @@
 /* verify must find every damage: every single bit of a small store, missing and extra files, cut logs, rows of another.
  *
  *   test_verify            the tests
- *   test_verify bits [N]   every Nth bit of a shard of each codec (1: all of them), found and named by row and state
+ *   test_verify bits [N]   every Nth bit of every file of a store of each codec and layout (1: all of them), found; in
+ * shards named by row and state
  *   test_verify torn [N]   the last shard and the logs cut at every Nth byte of their last 4 KiB
  *   test_verify --make DIR LAYOUT CODEC ROWS [WIDTH MAX_T]    leave a store with known content (for the tests in Python
  * and of the tools) */
@@ -60,19 +61,12 @@ static void list_files(void) {
     assert_true(n_files > 3);
 }
 
-/* Whether a flip in this file must be found: all that is data. The quarantine's contents are for people, and the
- * manifest's text is checked by meaning. */
-static int must_find(const char *p) {
-    return !strstr(p, "/quarantine/") && !strstr(p, "manifest.json") && !strstr(p, "intake.dat");
-}
-
 static void flip_all(uint32_t layout, uint32_t codec) {
     char text[2048];
     build(layout, codec);
     list_files();
     for (int i = 0; i < n_files; i++) {
         struct stat st;
-        if (!must_find(files[i])) continue;
         int fd = open(files[i], O_RDWR);
         assert_true(fd >= 0 && !fstat(fd, &st));
         uint64_t seed = 12345;
@@ -238,6 +232,20 @@ static void salvage_logs(void **state) {
     r = salvage();
     assert_int_equal(r.restored + r.lost, 1);
     rig_free(&sr);
+    build_for_salvage(); /* a rejected row whose files are not what they were is computed and rejected again */
+    sh("printf x | dd of=$(ls quarantine/*.json quarantine/*/*.json 2>/dev/null) bs=1 seek=%s conv=notrunc "
+       "2>/dev/null%s",
+       "9", "");
+    must_say("rejected: its files in quarantine");
+    r = salvage();
+    assert_int_equal(r.pending_again, 1);
+    assert_int_equal(r.rejects, 0);
+    finish(13);
+    build_for_salvage();
+    sh("sed -i s/open/OPEN/ manifest.json && sed -i s/complete/COMPLETE/ manifest.json%s%s", "", "");
+    must_say("manifest.json");
+    assert_int_equal(salvage().manifest_rebuilt, 1);
+    finish(13);
 }
 
 static void salvage_shards(void **state) {
@@ -315,40 +323,63 @@ static bool report_names(const zone *z, char *why, size_t cap) {
 
 static unsigned every = 1;
 
+/* Bits of one file, each found, and named by row and state where the file is a shard with the zones z. */
+static unsigned flip_file(const char *path, const zone *z, unsigned n, const char *what) {
+    char why[2048];
+    struct stat st;
+    unsigned tried = 0;
+    int fd = open(path, O_RDWR);
+    assert_true(fd >= 0 && !fstat(fd, &st));
+    for (uint64_t bit = 0; bit < (uint64_t)st.st_size * 8; bit += every, tried++) {
+        uint64_t at = bit / 8;
+        uint8_t b, c;
+        const zone *in = NULL;
+        for (unsigned i = 0; !in && i < n; i++)
+            if (at >= z[i].from && at < z[i].to) in = &z[i];
+        assert_int_equal(pread(fd, &b, 1, (off_t)at), 1);
+        c = b ^ (uint8_t)(1u << bit % 8);
+        assert_int_equal(pwrite(fd, &c, 1, (off_t)at), 1);
+        if (!report_names(in, why, sizeof why))
+            fail_msg("%s: %s, bit %llu of byte %llu (%s%s): %s", what, path, (unsigned long long)(bit % 8),
+                     (unsigned long long)at, in ? in->row : "no row", in ? in->state : "", why);
+        assert_int_equal(pwrite(fd, &b, 1, (off_t)at), 1);
+    }
+    close(fd);
+    return tried;
+}
+
+/* Every file of a store: shards or states, logs and what they point at, manifest, quarantine. */
 static void every_bit(void **state) {
     (void)state;
     static zone z[256];
-    char path[300], why[2048];
-    for (uint32_t codec = 0; codec < 3; codec++) {
+    for (uint32_t kind = 0; kind < 4; kind++) {
         rig r;
+        uint64_t tried = 0;
+        bool seen[4] = {false};
+        const char *what = kind < 3 ? sl_codec_name(kind) : "files";
         rig_rmtree(store);
-        rig_make(&r, store, 3, 40, 32, 2, 5); /* long enough for biases and repeats */
-        r.m.codec = codec;
+        rig_make(&r, store, 4, 40, 32, 2, 5); /* long enough for biases and repeats */
+        r.m.codec = kind < 3 ? kind : SL_CODEC_NONE;
+        r.m.layout = kind < 3 ? SL_LAYOUT_SHARDS : SL_LAYOUT_FILES;
+        r.rows[3].verdict = SL_V_ORDER;
         rig_sink(&r, &(sl_sink_cfg){.threads = 1}, 7, 2);
         rig_free(&r);
-        snprintf(path, sizeof path, "%s/shards/shard-000000.sls", store);
-        unsigned n = zones_of(path, z, 256), tried = 0;
-        struct stat st;
-        int fd = open(path, O_RDWR);
-        assert_true(fd >= 0 && !fstat(fd, &st) && frames_in[codec] >= 4);
-        for (uint64_t bit = 0; bit < (uint64_t)st.st_size * 8; bit += every, tried++) {
-            uint64_t at = bit / 8;
-            uint8_t b, c;
-            const zone *in = NULL;
-            for (unsigned i = 0; !in && i < n; i++)
-                if (at >= z[i].from && at < z[i].to) in = &z[i];
-            assert_int_equal(pread(fd, &b, 1, (off_t)at), 1);
-            c = b ^ (uint8_t)(1u << bit % 8);
-            assert_int_equal(pwrite(fd, &c, 1, (off_t)at), 1);
-            if (!report_names(in, why, sizeof why))
-                fail_msg("codec %s, bit %llu of byte %llu (%s%s): %s", sl_codec_name(codec),
-                         (unsigned long long)(bit % 8), (unsigned long long)at, in ? in->row : "no row",
-                         in ? in->state : "", why);
-            assert_int_equal(pwrite(fd, &b, 1, (off_t)at), 1);
+        list_files();
+        int files_n = n_files;
+        for (int i = 0; i < files_n; i++) {
+            bool shard = strstr(files[i], "/shards/");
+            unsigned n = shard ? zones_of(files[i], z, 256) : 0;
+            if (shard) assert_true(frames_in[kind] >= 4);
+            tried += flip_file(files[i], z, n, what);
+            seen[0] |= strstr(files[i], "manifest.json") != NULL;
+            seen[1] |= strstr(files[i], "/quarantine/") && strstr(files[i], ".json");
+            seen[2] |= strstr(files[i], "/quarantine/") && strstr(files[i], ".safetensors");
+            seen[3] |= strstr(files[i], "intake.dat") != NULL;
         }
-        close(fd);
-        print_message("codec %s: %u of %llu bits flipped, each found and named\n", sl_codec_name(codec), tried,
-                      (unsigned long long)st.st_size * 8);
+        assert_true(seen[0] && seen[1] && seen[2] && seen[3]);
+        assert_int_equal(faults(NULL, 0), 0);
+        print_message("%s: %llu bits of %d files flipped, each found and named\n", what, (unsigned long long)tried,
+                      files_n);
     }
 }
 

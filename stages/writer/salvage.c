@@ -556,6 +556,14 @@ static int rebuild_commit(job *j, sl_store_stats *st, sl_err *err) {
             w->c = r;
         const sl_accepted_row *was = sl_accepted_at(in, r.seq);
         if (r.kind != SL_CM_REJECT || w || !was || memcmp(&was->key, &r.key, sizeof r.key)) continue;
+        const char *name = sl_accepted_name(in, was->dataset);
+        uint64_t sum = 0;
+        if (r.file_sum && name &&
+            (sl_store_quarantine_sum(j->store, was->dataset, name, was->row, was->part, &sum, NULL) ||
+             sum != r.file_sum)) {
+            j->rep->pending_again++; /* computed again, its files are written again */
+            continue;
+        }
         sl_store_stats_add(st, &r);
         j->rep->rejects++;
         rc = sl_journal_append(log, &r, err);
@@ -574,8 +582,9 @@ static int rebuild_commit(job *j, sl_store_stats *st, sl_err *err) {
                            .k = 0xffff,
                            .token = UINT32_MAX,
                            .shard = SL_NO_SHARD};
+        rc = sl_store_quarantine_sum(j->store, a->dataset, name, a->row, a->part, &r.file_sum, err);
         sl_store_stats_add(st, &r);
-        rc = sl_journal_append(log, &r, err);
+        if (!rc) rc = sl_journal_append(log, &r, err);
     }
     for (uint64_t i = 0; !rc && i < j->n; i++) {
         j->rep->recommitted += !j->rows[i].c.epoch;

@@ -18,7 +18,7 @@ typedef struct file_job {
     int fd, res; /* res: 0 or -errno of the last phase */
     enum { FJ_WRITE, FJ_SYNC, FJ_DONE } phase;
     bool quarantine;
-    uint64_t states_sum, raw_bytes, file_len;
+    uint64_t states_sum, raw_bytes, file_len, file_sum; /* file_sum: of the quarantine */
 } file_job;
 
 struct group {

@@ -167,6 +167,8 @@ static int check_dat(look *l, sl_err *err) {
     d.s.len = (uint64_t)st.st_size;
     int rc = sl_journal_follow(log, SL_INTAKE_MAGIC, &from, check_dat_record, &d, err);
     if (rc == SL_EDATA) rc = 0; /* a fault already */
+    sl_err e;
+    if (d.at < d.s.len && d.s.len - d.at < 8 && sl_zeros(&d.s, d.at, d.s.len, &e)) fault(l, "%s", e.msg);
     free(d.buf);
     close(d.s.fd);
     return rc;
@@ -243,6 +245,22 @@ static void walk_dir(look *l, const char *rel, int depth) {
     closedir(d);
 }
 
+/* What is in quarantine is what was put there. */
+static void check_quarantine(look *l) {
+    for (uint64_t i = 0; i < sl_reader_rejects(l->r); i++) {
+        const sl_commit_rec *c = sl_reader_reject(l->r, i);
+        const char *name = sl_reader_dataset(l->r, c);
+        uint64_t sum;
+        sl_err e;
+        if (!c->file_sum) continue;
+        if (sl_store_quarantine_sum(l->store, c->dataset, name, c->row, sl_reader_part(l->r, c), &sum, &e))
+            fault(l, "row %" PRIu64 " of '%s', rejected: %s", c->row, name, e.msg);
+        else if (sum != c->file_sum)
+            fault(l, "row %" PRIu64 " of '%s', rejected: its files in quarantine do not match their checksum", c->row,
+                  name);
+    }
+}
+
 static int check_trees(look *l, sl_err *err) {
     char path[SL_PATH_MAX + 400], sub[160], name[64];
     int rc = 0;
@@ -269,6 +287,7 @@ static int check_trees(look *l, sl_err *err) {
     walk_dir(l, "quarantine", 0);
     for (uint64_t i = 0; i < l->n_expect; i++)
         if (!l->seen[i]) fault(l, "%s/%s is missing", l->store, l->expect[i]);
+    if (l->o->deep) check_quarantine(l);
     return 0;
 }
 
