@@ -70,7 +70,10 @@
 #define SL_FRAME_ALIGN   64u
 #define SL_BLOCK_BYTES   (4u << 20)
 #define SL_DIRECT_BYTES  (256u << 10)
-#define SL_NO_SHARD      0xffffffffu
+/* The writer seals a shard that has so many rows, so that the index it keeps of it is at most 20 MiB. A reader need not
+ * know. */
+#define SL_SHARD_ROWS (256u << 10)
+#define SL_NO_SHARD   0xffffffffu
 
 typedef struct sl_shard_head {
     uint64_t magic;   /* SL_SHARD_MAGIC */

@@ -68,7 +68,8 @@ typedef struct shard {
     bool direct;
     uint32_t mem_align, off_align; /* of writes from the rings' memory; 0: this file takes none */
     sl_index_entry *index;
-    uint64_t n_index, cap_index;
+    uint64_t n_index, cap_index; /* committed rows, SL_SHARD_ROWS at most */
+    uint64_t n_rows;             /* those, and the ones on their way */
     /* The buffer being filled, and full ones held back until the header of the frame in them is known. */
     uint8_t *buf;
     unsigned buf_idx;

@@ -460,6 +460,7 @@ int sl_shard_row(sl_sink *s, const sl_row_in *r, sl_err *err) {
     row->r.first = first;
     int rc = start_group(s, err);
     if (!rc) rc = sl_sink_rec(s, r, &row->rec, err);
+    s->sh.n_rows += !rc;
     if (!rc) rc = queue(s, row, SL_FR_META, 0, 0, 0, err);
     for (uint32_t k = 0; !rc && k < c->n; k++)
         for (uint32_t t = 0; !rc && t < r->T; t += s->block_rows)
@@ -559,6 +560,7 @@ static int open_shard(sl_sink *s, uint32_t no, uint64_t end, sl_err *err) {
     h->off = end;
     h->alloc = end;
     h->buf = NULL;
+    h->n_rows = h->n_index;
     ask_alignment(h);
     int rc = sync_dir(s, err);
     return rc ? rc : sl_wio_file(s->wio, h->fd, err);
