@@ -363,11 +363,21 @@ static uint64_t count_nonfinite(const void *p, uint64_t bytes, uint32_t elem) {
 }
 
 /* Frame i of the row: whole, where it must be behind byte *at of the row, and with zeros around it. Moves *at behind
- * it. */
+ * it. From front to back, so that a window never has to go back; what the payload says comes first in the report. */
 static int check_frame(sl_reader *r, const sl_commit_rec *c, const sl_row_frames *f, uint32_t i, uint64_t *at,
                        uint64_t *sum, uint64_t *bad, sl_err *err) {
     sl_frame_head h;
+    sl_err gap = {0};
     const void *states;
+    uint64_t place = c->off + *at;
+    int gap_rc = 0;
+    if (f->rel[i] < f->len && !sl_frame_open(&r->src, &r->head, f->off + f->rel[i], &h, NULL)) {
+        place = sl_frame_place(c->off + *at, h.codec, h.enc_len);
+        if (h.off != place)
+            gap_rc = sl_err_set(&gap, SL_EDATA, "%s: frame %u is not where the one before ends", r->open_name, i);
+        else
+            gap_rc = sl_zeros(&r->src, c->off + *at, place, &gap);
+    }
     int rc = sl_row_block_view(f, &r->src, &r->head, r->ctx, i, r->block, &states, &h, &r->scratch, err);
     if (rc) { /* name the state even when its header cannot be read */
         sl_err_wrap(err, "H[%u]", r->head.states[i / (f->n_frames / r->head.n_states)].hidx);
@@ -376,12 +386,10 @@ static int check_frame(sl_reader *r, const sl_commit_rec *c, const sl_row_frames
     *sum = h.raw_sum;
     *bad += count_nonfinite(states, h.raw_len, h.elem_size);
     r->bytes += h.enc_len;
-    uint64_t place = sl_frame_place(c->off + *at, h.codec, h.enc_len);
-    if (h.off != place)
-        rc = sl_err_set(err, SL_EDATA, "%s: frame %u is not where the one before ends", r->open_name, i);
-    if (!rc) rc = sl_zeros(&r->src, c->off + *at, place, err);
-    if (!rc) rc = sl_frame_padding(&r->src, h.off, h.enc_len, err);
     *at = place - c->off + sl_frame_span(h.enc_len);
+    rc = gap_rc;
+    if (rc && err) *err = gap;
+    if (!rc) rc = sl_frame_padding(&r->src, h.off, h.enc_len, err);
     if (rc) sl_err_wrap(err, "row %" PRIu64 " H[%u]", c->row, h.hidx);
     return rc;
 }
@@ -427,7 +435,9 @@ static int check_shard_row(sl_reader *r, const sl_commit_rec *c, uint32_t f0, ui
     read_ahead(r, 0);
     int rc = need_shard(r, c, err);
     /* A row that fits into the window is read at once; of a longer one first its two ends. */
-    if (!rc && r->src.win && c->len + 4096 <= r->src.win->cap) read_ahead(r, c->off + c->len);
+    bool whole = r->src.win && c->len + 4096 <= r->src.win->cap;
+    if (!rc && whole) read_ahead(r, c->off + c->len);
+    r->win.ahead = whole ? r->win.cap : SL_BLOCK_BYTES + 16384; /* else frame by frame, with the head of the next */
     if (!rc) rc = sl_row_open(&f, &r->src, &r->head, c->off, c->len, c->T, err);
     if (rc) return rc;
     rc = frame_before(r, &f, f0, &at, err);

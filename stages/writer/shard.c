@@ -10,7 +10,7 @@
 
 int sl_window_open(sl_window *w, uint64_t cap, sl_err *err) {
     cap = (cap + (2u << 20) - 1) & ~((2ull << 20) - 1);
-    *w = (sl_window){.p = aligned_alloc(2u << 20, cap), .cap = cap};
+    *w = (sl_window){.p = aligned_alloc(2u << 20, cap), .cap = cap, .ahead = cap};
     if (!w->p) return sl_err_set(err, SL_ETEMP, "no memory for a window of %" PRIu64 " bytes", cap);
     madvise(w->p, cap, MADV_HUGEPAGE); /* fewer pages to pin for each read */
     return 0;
@@ -36,7 +36,7 @@ static int slide(const sl_src *s, uint64_t off, uint64_t n, sl_err *err) {
     w->off = page;
     w->have = keep;
     /* Little things: what follows in one large read. A payload: it, and the head that follows. */
-    uint64_t ahead = n < AHEAD_BELOW ? w->cap : n + 8192, to = w->limit < off + ahead ? w->limit : off + ahead;
+    uint64_t ahead = n < AHEAD_BELOW ? w->ahead : n + 8192, to = w->limit < off + ahead ? w->limit : off + ahead;
     if (to < off + n) to = off + n;
     if (to > page + w->cap) to = page + w->cap;
     to = (to + 4095) & ~4095ull;

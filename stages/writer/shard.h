@@ -13,6 +13,7 @@ typedef struct sl_window {
     uint64_t cap;       /* multiple of 4096 */
     uint64_t off, have; /* bytes [off, off + have) of the file are in p; off is a multiple of 4096 */
     uint64_t limit;     /* nothing from here on is read ahead */
+    uint64_t ahead;     /* and no more than so many bytes at once */
     uint64_t read;      /* bytes read from the file so far */
 } sl_window;
 int sl_window_open(sl_window *w, uint64_t cap, sl_err *err); /* SL_ETEMP: no memory */

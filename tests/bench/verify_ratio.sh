@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # How fast `sluice verify --deep` reads a sealed shard, beside fio reading the same file: io_uring, O_DIRECT, 1 MiB blocks, 32 in
-# flight, in turns. With codec none verify should keep up with the disk, with bf16 with the disk or the decoder, whichever is slower.
+# flight, in huge pages (from malloc, transparent), in turns. With codec none verify should keep up with the disk, with bf16 with the disk or the decoder, whichever is slower.
 #   tests/bench/verify_ratio.sh SLUICE DIR [SIZE_MIB] [REPEATS] [CODEC]
 set -euo pipefail
 sluice=$1 dir=$2 mib=${3:-4096} repeats=${4:-5} codec=${5:-none}
@@ -10,7 +10,7 @@ store=$(ls -d "$dir"/sluice-bench-* | tail -1)
 trap 'rm -r "$store"' EXIT
 shard=$store/shards/shard-000000.sls
 fio_gb_s() {
-  fio --name=r --filename="$shard" --rw=read --readonly --bs=1M --ioengine=io_uring --iodepth=32 --direct=1 --fixedbufs=1 \
+  GLIBC_TUNABLES=glibc.malloc.hugetlb=1 fio --name=r --filename="$shard" --rw=read --readonly --bs=1M --ioengine=io_uring --iodepth=32 --direct=1 --fixedbufs=1 \
       --registerfiles=1 --output-format=json 2>/dev/null |
     python3 -c 'import json,sys; t=sys.stdin.read(); j=json.loads(t[t.index("{"):])["jobs"][0]; print(j["read"]["bw_bytes"]/1e9)'
 }
