@@ -589,7 +589,7 @@ static void threads_agree(void **state) {
             list_files();
             for (int i = 0; hurt && i < n_files; i++) {
                 struct stat st;
-                uint8_t b;
+                uint8_t b = 0;
                 if (!strstr(files[i], "/shards/") && !strstr(files[i], "/hidden_states/")) continue;
                 int fd = open(files[i], O_RDWR);
                 assert_true(fd >= 0 && !fstat(fd, &st) && pread(fd, &b, 1, st.st_size / 2) == 1);

@@ -24,12 +24,15 @@ int sl_lit_open(sl_lit *l, const void *src, uint64_t len, uint64_t n) {
     static const uint8_t sizes[4] = {0, 2, 4, 8};
     const uint8_t *p = src;
     l->have_table = l->last = false;
-    if (len < 6 || load_le(p, 4) != 0xfd2fb528u) return SL_LIT_OTHER;
+    if (!n || len < 6 || load_le(p, 4) != 0xfd2fb528u) return SL_LIT_OTHER;
     uint8_t d = p[4];
     bool single = d & 0x20;
     unsigned fcs = d >> 6 ? sizes[d >> 6] : single, head = 5u + !single + fcs;
     if (d & 0x0f || !fcs || len < head) return SL_LIT_OTHER; /* reserved bit, checksum, dictionary, no content size */
     if (load_le(p + head - fcs, fcs) + (fcs == 2 ? 256 : 0) != n) return SL_LIT_OTHER;
+    uint64_t base = 1ull << (10 + (p[5] >> 3)), window = single ? n : base + base / 8 * (p[5] & 7);
+    l->most = window < SL_LIT_BLOCK ? (uint32_t)window : SL_LIT_BLOCK;
+    if (window > 1ull << 31) return SL_LIT_OTHER; /* libzstd takes less */
     l->at = p + head;
     l->end = p + len;
     l->left = n;
@@ -378,7 +381,7 @@ static bool streams(sl_lit *l, const uint8_t *p, uint32_t len, bool four, uint8_
     stream s[4];
     if (!four) return stream_open(&s[0], p, len, dst, dst + n) && one_stream(l, &s[0], len);
     uint32_t part = (n + 3) / 4, size[4], at = 6;
-    if (len < 6 || 3 * part >= n) return false;
+    if (n < 6 || len < 6 || 3 * part >= n) return false;
     for (int i = 0; i < 3; i++) size[i] = (uint32_t)load_le(p + 2 * i, 2);
     if (6ull + size[0] + size[1] + size[2] >= len) return false;
     size[3] = len - 6 - size[0] - size[1] - size[2];
@@ -394,7 +397,7 @@ static bool streams(sl_lit *l, const uint8_t *p, uint32_t len, bool four, uint8_
 
 /* A compressed block: a literals section, then one zero byte, which says that there are no sequences. */
 static bool literals(sl_lit *l, const uint8_t *p, uint32_t len, uint8_t *dst, uint32_t *n) {
-    if (len < 2 || p[len - 1]) return false;
+    if (len < 2 || len >= SL_LIT_BLOCK || p[len - 1]) return false;
     unsigned kind = p[0] & 3, form = p[0] >> 2 & 3, head;
     len--;
     if (kind < 2) { /* raw or RLE */
@@ -433,8 +436,8 @@ int sl_lit_next(sl_lit *l, uint8_t *dst, uint32_t *n) {
     if (kind == 1) memset(dst, l->at[0], *n = size);
     if (kind == 2 && !literals(l, l->at, in, dst, n)) return SL_LIT_OTHER;
     l->at += in;
-    if (*n > l->left) return SL_LIT_OTHER;
+    if (*n > l->left || *n > l->most) return SL_LIT_OTHER;
     l->left -= *n;
     /* Nothing in a block reads as the end of the frame: so it must be. */
-    return !*n && !(l->last && !l->left && l->at == l->end) ? SL_LIT_OTHER : 0;
+    return !*n && !(!kind && l->last && !l->left && l->at == l->end) ? SL_LIT_OTHER : 0;
 }

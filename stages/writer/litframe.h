@@ -23,6 +23,7 @@ enum { SL_LIT_OTHER = 1 };
 typedef struct sl_lit { /* about 36 KiB: keep it in a context, not on the stack */
     const uint8_t *at, *end;
     const uint8_t *ahead, *ahead_end; /* a hint: bytes that the caller reads after the next block, fetched meanwhile */
+    uint32_t most;                    /* bytes a block: SL_LIT_BLOCK, less when the frame's window is smaller */
     uint64_t left;                    /* bytes of content still to come */
     bool last, have_table;
     unsigned log;                    /* bits of an index into the tables */
