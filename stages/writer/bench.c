@@ -190,7 +190,7 @@ static int run_rows(sl_sink *s, const sl_bench_store_opts *o, const uint16_t *x,
 /* The logs of rows that were accepted: what verify compares the store with. */
 static int write_intake(const char *store, const sl_bench_store_opts *o, sl_err *err) {
     char path[SL_PATH_MAX + 32];
-    uint64_t row = (uint64_t)o->length * o->width * 2 * o->n_states, n = (o->bytes + row - 1) / row;
+    uint64_t row = (uint64_t)o->length * o->width * 2 * o->n_states, n = row ? (o->bytes + row - 1) / row : 0;
     sl_journal *j;
     mkdir(store, 0755);
     snprintf(path, sizeof path, "%s/intake.log", store);

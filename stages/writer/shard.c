@@ -75,6 +75,7 @@ int sl_src_read(const sl_src *s, uint64_t off, void *dst, uint64_t n, sl_err *er
     for (uint64_t at = 0, m; s->win && s->fd >= 0 && at < n; at += m) {
         m = n - at < s->win->cap / 2 ? n - at : s->win->cap / 2;
         int rc = sl_src_view(s, off + at, m, &p, err);
+        if (!rc && !p) rc = sl_err_set(err, SL_EINTERNAL, "a window of %" PRIu64 " bytes is too small", s->win->cap);
         if (rc) return rc;
         memcpy((uint8_t *)dst + at, p, m);
     }

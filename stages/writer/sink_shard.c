@@ -320,6 +320,7 @@ static int emit_copied(sl_sink *s, slot *q, sl_frame_head *f, sl_err *err) {
     h->hold = true;
     int rc = h->buf ? 0 : buffer_get(s, err);
     if (rc) return rc;
+    if (!h->buf) return sl_err_set(err, SL_EINTERNAL, "no write buffer");
     uint8_t *a = h->buf + h->buf_at;
     uint32_t na = s->cfg.buf_bytes - h->buf_at < sizeof *f ? s->cfg.buf_bytes - h->buf_at : (uint32_t)sizeof *f;
     rc = append(s, f, sizeof *f, NULL, err);

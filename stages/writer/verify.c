@@ -552,7 +552,7 @@ static int put_row(deep *d, uint64_t i, sl_err *err) {
     const sl_manifest *m = sl_reader_manifest(d->l->r);
     uint32_t blocks = sl_reader_blocks(d->l->r, i);
     uint64_t block = (uint64_t)sl_store_block_rows(m->set.width, m->set.elem_size) * m->set.width * m->set.elem_size;
-    uint32_t step = block < PART_BYTES ? (uint32_t)(PART_BYTES / block) : 1;
+    uint32_t step = block < PART_BYTES ? (uint32_t)(PART_BYTES / (block + !block)) : 1;
     int rc = 0;
     if (d->l->o->part_blocks) step = d->l->o->part_blocks;
     if (m->layout == SL_LAYOUT_FILES || !blocks) return put_part(d, i, 0, blocks, blocks, err);
