@@ -320,7 +320,6 @@ static int emit_copied(sl_sink *s, slot *q, sl_frame_head *f, sl_err *err) {
     h->hold = true;
     int rc = h->buf ? 0 : buffer_get(s, err);
     if (rc) return rc;
-    if (!h->buf) return sl_err_set(err, SL_EINTERNAL, "no write buffer");
     uint8_t *a = h->buf + h->buf_at;
     uint32_t na = s->cfg.buf_bytes - h->buf_at < sizeof *f ? s->cfg.buf_bytes - h->buf_at : (uint32_t)sizeof *f;
     rc = append(s, f, sizeof *f, NULL, err);
@@ -341,7 +340,7 @@ static int emit_copied(sl_sink *s, slot *q, sl_frame_head *f, sl_err *err) {
     }
     f->crc = sl_crc32c(0, f, sizeof *f - 4);
     memcpy(a, f, na);
-    if (na < sizeof *f) memcpy(b, (uint8_t *)f + na, sizeof *f - na);
+    if (b && na < sizeof *f) memcpy(b, (uint8_t *)f + na, sizeof *f - na);
     h->hold = false;
     for (unsigned i = 0; !rc && i < h->n_held; i++) rc = submit(s, h->held[i].idx, h->held[i].len, h->held[i].off, err);
     h->n_held = 0;
