@@ -1,4 +1,5 @@
 #include "daemon/preflight.h"
+#include "ipc/store.h"
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -355,7 +356,11 @@ int sl_preflight_resolve(sl_preflight *p, sl_config *c, sl_topo *t, sl_err *err)
     p->rings = sl_topo_bytes(t);
     p->feeder = 64 * MIB + (uint64_t)b->vocab * 512;
     p->gather = 16 * MIB;
+    /* Write buffers, a group's bookkeeping, compression; the index of the open shard, half as much again while it
+     * grows. */
     p->writer = 32 * MIB + b->commit_mb * MIB + b->writer_threads * 16 * MIB;
+    p->index = b->layout == SL_LAYOUT_SHARDS ? 3ull * SL_SHARD_ROWS * sizeof(sl_index_entry) / 2 : 0;
+    p->writer += p->index;
     p->total = p->rings + p->feeder + p->gather + p->writer + 16 * MIB;
     if (p->on_host) p->total += (uint64_t)b->dp * b->tp * (p->rank_weights + p->rank_workspace);
     p->available = c->memory_limit ? c->memory_limit : sl_memory_available();
@@ -407,10 +412,10 @@ void sl_preflight_print(const sl_preflight *p, const sl_config *c, FILE *f) {
         (unsigned long long)n->descriptors);
     fprintf(f,
             "memory    %.0f MiB %s = shared rings %.0f + %u x (weights %.0f + workspace %.0f)%s + feeder %.0f + gather "
-            "%.0f + writer %.0f + sluiced 16; available %.0f MiB\n",
+            "%.0f + writer %.0f (%.0f for the open shard's index) + sluiced 16; available %.0f MiB\n",
             mib(p->total), p->on_host ? "in all" : "on the host", mib(p->rings), ranks, mib(p->rank_weights),
             mib(p->rank_workspace), p->on_host ? "" : " on the GPUs", mib(p->feeder), mib(p->gather), mib(p->writer),
-            mib(p->available));
+            mib(p->index), mib(p->available));
     fprintf(f, "store     %s, layout %s, codec %s\n", b->store, b->layout == SL_LAYOUT_FILES ? "files" : "shards",
             codecs[b->codec]);
     if (c->expect_tokens)

@@ -17,9 +17,9 @@ typedef struct sl_preflight {
     sl_spec *spec;       /* owned */
     sl_model_plan model; /* one rank's share */
     sl_topo_need need;
-    uint64_t rank_weights, rank_workspace; /* bytes a rank; workspace is an estimate from above */
-    uint64_t rings;                        /* all shared memory */
-    uint64_t feeder, gather, writer;
+    uint64_t rank_weights, rank_workspace;  /* bytes a rank; workspace is an estimate from above */
+    uint64_t rings;                         /* all shared memory */
+    uint64_t feeder, gather, writer, index; /* index: of the open shard, a part of writer */
     uint64_t total,
         available;        /* bytes of host memory; available: MemAvailable and the cgroup's limit, or memory.limit */
     uint64_t token_bytes; /* raw bytes of states a token */

@@ -68,7 +68,8 @@ typedef struct sl_intake_rec {
     uint16_t flags; /* ROW: 1 = truncated to max_length; ROW, REJECT: 2 = more parts of this pushed row follow */
     uint32_t batch_tokens, max_batch_rows; /* HEADER */
     uint32_t max_length, version;          /* HEADER */
-    uint8_t pad[12];
+    uint64_t data_sum; /* ROW, DATASET: XXH3-64 of its bytes in intake.dat; 0 in logs of before there was one */
+    uint8_t pad[4];
     uint32_t crc; /* CRC32C of the 124 bytes before */
 } sl_intake_rec;
 _Static_assert(sizeof(sl_intake_rec) == SL_JREC, "");
@@ -94,7 +95,8 @@ typedef struct sl_commit_rec {
     uint32_t mask_sum;
     uint64_t states_sum; /* checksum of the row's states, defined in ipc/store.h: what `verify --deep` recomputes */
     uint64_t time_ns;    /* CLOCK_REALTIME */
-    uint8_t pad[8];
+    uint64_t
+        file_sum; /* REJECT: XXH3-64 of the bytes of its quarantine files, .safetensors then .json; 0: not recorded */
     uint32_t spare;
     uint32_t crc;
 } sl_commit_rec;

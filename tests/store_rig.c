@@ -102,6 +102,7 @@ void rig_intake(const rig *r) {
     for (uint32_t d = 0; d < 2; d++) {
         sl_intake_rec n = {
             .kind = SL_IN_DATASET, .dataset = d, .data_off = (uint64_t)ftell(f), .data_len = strlen(rig_name(d))};
+        n.data_sum = XXH3_64bits(rig_name(d), n.data_len);
         fwrite(rig_name(d), 1, n.data_len, f);
         while (ftell(f) % 8) fputc(0, f);
         MUST(!sl_journal_append(j, &n, &err));
@@ -123,9 +124,10 @@ void rig_intake(const rig *r) {
                            .data_len = 5ull * w->T + il,
                            .id_len = il};
         rig_ids(r, i, ids, mask);
-        fwrite(ids, 4, w->T, f);
-        fwrite(mask, 1, w->T, f);
-        fwrite(w->id, 1, il, f);
+        memcpy(ids + w->T, mask, w->T);
+        memcpy((char *)(ids + w->T) + w->T, w->id, il);
+        n.data_sum = XXH3_64bits(ids, n.data_len);
+        fwrite(ids, 1, n.data_len, f);
         while (ftell(f) % 8) fputc(0, f);
         MUST(!sl_journal_append(j, &n, &err));
     }
@@ -143,7 +145,7 @@ typedef struct held { /* memory of the rows of groups not yet committed; freed a
 
 static void *keep(held **h, size_t n) {
     held *x = malloc(sizeof *x);
-    x->p = malloc(n);
+    x->p = aligned_alloc(4096, (n + 4095) / 4096 * 4096); /* as chunks lie in a ring */
     x->next = *h;
     *h = x;
     return x->p;

@@ -1,6 +1,7 @@
 /* codec: every bf16 bit pattern, random blocks, NaN payloads; SIMD against scalar; the zstd program as judge. */
 #define ZSTD_STATIC_LINKING_ONLY
 #include "stages/writer/codec.h"
+#include "stages/writer/litframe.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdio.h>
@@ -167,6 +168,139 @@ static void repeated_tokens(void **state) {
     free(dec);
 }
 
+/* ---- frames of literals ---- */
+
+/* What sl_lit makes of a frame: bytes into `out`, or false. `out` has no byte more than n: blocks come through a buffer
+ * of the size that the manual asks for. */
+static bool lit_read(const uint8_t *enc, uint64_t len, uint8_t *out, uint64_t n) {
+    sl_lit *l = malloc(sizeof *l);
+    uint8_t *block = malloc(SL_LIT_BLOCK + SL_LIT_SLACK);
+    uint64_t at = 0;
+    uint32_t m = 0;
+    bool ok = !sl_lit_open(l, enc, len, n);
+    l->ahead = l->ahead_end = NULL;
+    while (ok && (ok = !sl_lit_next(l, block, &m)) && m) {
+        assert_true(m <= n - at);
+        memcpy(out + at, block, m);
+        at += m;
+    }
+    if (ok) assert_int_equal(at, n);
+    free(l);
+    free(block);
+    return ok;
+}
+
+/* Bytes of a distribution: k 0 steep, 1 flat, 2 two values, 3 one value, 4 geometric (codes of one bit), 5 noise. */
+static void draw(uint8_t *p, uint64_t n, int k) {
+    uint8_t base = (uint8_t)rnd();
+    for (uint64_t i = 0; i < n; i++) {
+        double g = gauss();
+        p[i] = k == 0   ? (uint8_t)(base + (int)lround(1.5 * g))
+               : k == 1 ? (uint8_t)(base + (int)lround(20 * g))
+               : k == 2 ? (uint8_t)(base + (rnd() % 5 == 0))
+               : k == 3 ? base
+               : k == 4 ? (uint8_t)(base + __builtin_ctzll(rnd() | 1ull << 40))
+                        : (uint8_t)rnd();
+    }
+}
+
+static size_t literal_frame(uint8_t *enc, size_t cap, const uint8_t *x, size_t n, size_t step) {
+    ZSTD_CCtx *z = ZSTD_createCCtx();
+    ZSTD_Sequence *q = calloc(n / step + 1, sizeof *q);
+    size_t k = 0;
+    for (size_t at = 0; at < n; at += step) q[k++].litLength = (unsigned)(n - at < step ? n - at : step);
+    ZSTD_CCtx_setParameter(z, ZSTD_c_compressionLevel, -1000);
+    ZSTD_CCtx_setParameter(z, ZSTD_c_literalCompressionMode, ZSTD_ps_enable);
+    ZSTD_CCtx_setParameter(z, ZSTD_c_blockDelimiters, ZSTD_sf_explicitBlockDelimiters);
+    size_t r = ZSTD_compressSequences(z, enc, cap, q, k, x, n);
+    free(q);
+    ZSTD_freeCCtx(z);
+    return r;
+}
+
+/* Every length, distribution and block size is read, to the byte; a damaged frame gives what libzstd makes of it, or
+ * nothing. */
+static void literal_frames(void **state) {
+    (void)state;
+    enum { MAX = 400000 };
+    uint8_t *x = malloc(MAX), *y = malloc(MAX), *z = malloc(MAX), *enc = malloc(2 * MAX);
+    unsigned read = 0, damaged = 0, agreed = 0;
+    for (int i = 0; i < 1500; i++) {
+        size_t n = i < 300 ? (size_t)i + 1 : rnd() % 4 ? 300 + rnd() % 5000 : 1 + rnd() % MAX;
+        size_t step = i % 3 ? SL_LIT_BLOCK : 1 + rnd() % SL_LIT_BLOCK;
+        if (step < 40) step = 40;
+        draw(x, n, i % 6);
+        size_t len = literal_frame(enc, 2 * MAX, x, n, step);
+        assert_false(ZSTD_isError(len));
+        uint8_t *exact = malloc(len); /* nothing behind it: the address sanitizer sees every byte too far */
+        memcpy(exact, enc, len);
+        memset(y, 0xa5, n);
+        if (!lit_read(exact, len, y, n))
+            fail_msg("a frame of %zu bytes, distribution %d, blocks of %zu", n, i % 6, step);
+        assert_memory_equal(x, y, n);
+        read++;
+        assert_false(lit_read(exact, len, y, n + 1));
+        assert_false(lit_read(exact, len - 1, y, n));
+        for (int j = 0; j < 8; j++) {
+            uint64_t bit = j < 4 ? rnd() % (8 * (len < 90 ? len : 90)) : rnd() % (8 * len);
+            exact[bit / 8] ^= (uint8_t)(1 << bit % 8);
+            damaged++;
+            if (lit_read(exact, len, y, n)) {
+                size_t r = ZSTD_decompress(z, n, exact, len);
+                assert_int_equal(r, n);
+                assert_memory_equal(y, z, n);
+                agreed++;
+            }
+            exact[bit / 8] ^= (uint8_t)(1 << bit % 8);
+        }
+        free(exact);
+    }
+    print_message("%u frames read; of %u damaged ones %u still frames, read as libzstd reads them\n", read, damaged,
+                  agreed);
+    assert_true(agreed > 100 && agreed < damaged);
+    for (int level = 1; level < 8; level += 3) { /* frames with matches are left to libzstd */
+        for (size_t i = 0; i < MAX; i++) x[i] = (uint8_t)(i % 1000 < 500 ? i % 1000 : rnd());
+        size_t len = ZSTD_compress(enc, 2 * MAX, x, MAX, level);
+        assert_false(lit_read(enc, len, y, MAX));
+    }
+    free(x);
+    free(y);
+    free(z);
+    free(enc);
+}
+
+/* The exponents that the codec writes are such a frame, and libzstd reads it. */
+static void codec_writes_literals(void **state) {
+    (void)state;
+    enum { T = 700, C = 576 };
+    sl_block b = {T, C, 2};
+    uint16_t *x = malloc(2 * T * C);
+    for (int i = 0; i < T * C; i++) {
+        float f = (float)gauss();
+        uint32_t u;
+        memcpy(&u, &f, 4);
+        x[i] = (uint16_t)(u >> 16);
+    }
+    sl_codec_ctx *c;
+    sl_err err;
+    uint64_t len;
+    uint32_t used;
+    uint8_t *enc = malloc(sl_codec_bound(b)), *y = malloc(T * C), *z = malloc(T * C);
+    assert_int_equal(sl_codec_ctx_new(&c, 1, &err), 0);
+    assert_int_equal(sl_codec_encode(c, SL_CODEC_BF16, b, x, enc, sl_codec_bound(b), &len, &used, &err), 0);
+    sl_bf16_head h;
+    memcpy(&h, enc, sizeof h);
+    const uint8_t *expo = enc + len - h.exp_len;
+    assert_true(lit_read(expo, h.exp_len, y, T * C));
+    assert_int_equal(ZSTD_decompress(z, T * C, expo, h.exp_len), T * C);
+    assert_memory_equal(y, z, T * C);
+    sl_codec_ctx_free(c);
+    free(x);
+    free(y);
+    free(z);
+    free(enc);
+}
+
 /* What we call zstd must be read by the zstd program. */
 static void zstd_program_reads_it(void **state) {
     (void)state;
@@ -202,8 +336,9 @@ static void zstd_program_reads_it(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest t[] = {cmocka_unit_test(every_pattern),   cmocka_unit_test(odd_shapes),
-                                   cmocka_unit_test(simd_is_scalar),  cmocka_unit_test(ratio_and_literals),
-                                   cmocka_unit_test(repeated_tokens), cmocka_unit_test(zstd_program_reads_it)};
+    const struct CMUnitTest t[] = {cmocka_unit_test(every_pattern),         cmocka_unit_test(odd_shapes),
+                                   cmocka_unit_test(simd_is_scalar),        cmocka_unit_test(ratio_and_literals),
+                                   cmocka_unit_test(repeated_tokens),       cmocka_unit_test(literal_frames),
+                                   cmocka_unit_test(codec_writes_literals), cmocka_unit_test(zstd_program_reads_it)};
     return cmocka_run_group_tests(t, NULL, NULL);
 }

@@ -10,7 +10,7 @@ except ImportError as e:
     print(f"SKIPPED: {e}", file=sys.stderr)
     sys.exit(77)
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tools"))
-from sluice_reader import Store, StoreError, bf16_to_f32  # noqa: E402
+from sluice_reader import Store, StoreError, bf16_to_f32, store  # noqa: E402
 from sluice_reader.export import export  # noqa: E402
 
 M = (1 << 64) - 1
@@ -84,6 +84,27 @@ def check_store(s, n):
     assert r.row == 1 and r.dataset_index == 1
 
 
+def rchar():
+    return int(open("/proc/self/io").readline().split()[1])
+
+
+def check_little_is_read(maker, base):
+    """One state of one row takes less than twice its bytes of reading, as the kernel counts them."""
+    for codec in ("none", "zstd", "bf16"):
+        path = os.path.join(base, "large" + codec)
+        subprocess.run([maker, "--make", path, "shards", codec, "6", "1024", "400"], check=True)
+        s, most = Store(path), 0
+        for row in (r for r in s if r.tokens > 20):
+            for k in range(4):
+                a = rchar()
+                idle = rchar() - a
+                a = rchar()
+                x = row.state(k, raw=True)
+                most = max(most, (rchar() - a - idle) / x.nbytes)
+        assert 0 < most < 2, (codec, most)
+        print(f"{codec}: at most {most:.3f} times a state's bytes read")
+
+
 def check_exports(s, base):
     out = os.path.join(base, "e")
     for fmt, ext, key in (("speculators-0.3", "data_{}.pt", "hidden_states"), ("modelopt", "row_{:08}.pt", "hidden_states")):
@@ -114,7 +135,18 @@ def check_specforge(maker, base):
     subprocess.run([maker, "--make", path, "shards", "bf16", "20"], check=True)
     m = json.load(open(os.path.join(path, "manifest.json")))
     m["model"]["n_layers"], m["states"]["captures"][3]["h"] = 9, 9
-    json.dump(m, open(os.path.join(path, "manifest.json"), "w"))
+    text = json.dumps(m).encode()
+    if store.xxhash:
+        with open(os.path.join(path, "manifest.json"), "wb") as f:
+            f.write(text)
+        try:
+            Store(path)
+            raise AssertionError("an edited manifest was taken")
+        except StoreError as e:
+            assert "checksum" in str(e), e
+        m["checksum"] = store.manifest_sum(text)
+    with open(os.path.join(path, "manifest.json"), "w") as f:
+        json.dump(m, f)
     s = Store(path)
     rows = [r for r in s if r.tokens > 1]
     s._rows = s._rows[[int(r.tokens) > 1 for r in s]]
@@ -138,6 +170,7 @@ def main():
             check_exports(s, base)
             print(f"{layout} {codec}: {len(s)} rows read and exported")
         check_specforge(sys.argv[1], base)
+        check_little_is_read(sys.argv[1], base)
     finally:
         shutil.rmtree(base)
 

@@ -63,6 +63,37 @@ static void rows_of_many_blocks(void **state) {
     one(SL_LAYOUT_FILES, SL_CODEC_NONE, 16384, 2, 300, 6, 2, 0, false, true);
 }
 
+/* A shard is sealed when it has as many rows as its index may hold, also after a restart in the middle. */
+static void rows_a_shard(void **state) {
+    (void)state;
+    rig r;
+    char store[200], path[300];
+    snprintf(store, sizeof store, "%s/s", base);
+    rig_rmtree(store);
+    rig_make(&r, store, 23, 4, 16, 2, 1);
+    sl_sink_cfg c = {.threads = 1, .shard_rows = 5};
+    r.n = 12;
+    rig_sink(&r, &c, 5, 2);
+    r.n = 23;
+    snprintf(path, sizeof path, "%s/intake.log", store);
+    unlink(path); /* the rig writes it for all rows */
+    rig_sink(&r, &c, 5, 50);
+    sl_reader *rd;
+    sl_err err;
+    uint64_t in[16] = {0}, most = 0;
+    assert_int_equal(sl_reader_open(&rd, store, &err), 0);
+    for (uint64_t i = 0; i < sl_reader_rows(rd); i++) {
+        uint64_t n = ++in[sl_reader_row(rd, i)->shard];
+        most = n > most ? n : most;
+    }
+    assert_int_equal(sl_reader_rows(rd), 23);
+    assert_int_equal(most, 5);
+    sl_reader_close(rd);
+    assert_int_equal(rig_check(&r), 23);
+    healthy(store, 23, 0);
+    rig_free(&r);
+}
+
 static void another_store_is_refused(void **state) {
     (void)state;
     rig r;
@@ -142,9 +173,9 @@ static void torn_tails(void **state) {
 int main(int argc, char **argv) {
     snprintf(base, sizeof base, "%s/sluice-shard-XXXXXX", argc > 1 ? argv[1] : ".");
     if (!mkdtemp(base)) return 1;
-    const struct CMUnitTest t[] = {cmocka_unit_test(every_layout), cmocka_unit_test(rows_of_many_blocks),
-                                   cmocka_unit_test(another_store_is_refused), cmocka_unit_test(read_while_written),
-                                   cmocka_unit_test(torn_tails)};
+    const struct CMUnitTest t[] = {cmocka_unit_test(every_layout),       cmocka_unit_test(rows_of_many_blocks),
+                                   cmocka_unit_test(rows_a_shard),       cmocka_unit_test(another_store_is_refused),
+                                   cmocka_unit_test(read_while_written), cmocka_unit_test(torn_tails)};
     int rc = cmocka_run_group_tests(t, NULL, NULL);
     rig_rmtree(base);
     return rc;

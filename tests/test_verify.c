@@ -1,10 +1,11 @@
 /* verify must find every damage: every single bit of a small store, missing and extra files, cut logs, rows of another.
  *
  *   test_verify            the tests
- *   test_verify bits [N]   every Nth bit of a shard of each codec (1: all of them), found and named by row and state
+ *   test_verify bits [N]   every Nth bit of every file of a store of each codec and layout (1: all of them), found; in
+ * shards named by row and state
  *   test_verify torn [N]   the last shard and the logs cut at every Nth byte of their last 4 KiB
- *   test_verify --make DIR LAYOUT CODEC ROWS    leave a store with known content (for the tests in Python and of the
- * tools) */
+ *   test_verify --make DIR LAYOUT CODEC ROWS [WIDTH MAX_T]    leave a store with known content (for the tests in Python
+ * and of the tools) */
 #include "stages/writer/codec.h"
 #include "stages/writer/reader.h"
 #include "stages/writer/salvage.h"
@@ -21,11 +22,12 @@
 #include <cmocka.h>
 
 static char base[160], store[200];
+static sl_verify_opts deep = {.deep = true};
 
 static uint64_t faults(char *first, size_t cap) {
     sl_verify_report rep;
     sl_err err;
-    int rc = sl_store_verify(store, &(sl_verify_opts){.deep = true}, &rep, &err);
+    int rc = sl_store_verify(store, &deep, &rep, &err);
     uint64_t n = rc ? 1 : rep.n_faults;
     if (first) snprintf(first, cap, "%.2000s", rc ? err.msg : n ? rep.faults[0] : "");
     sl_verify_free(&rep);
@@ -59,19 +61,12 @@ static void list_files(void) {
     assert_true(n_files > 3);
 }
 
-/* Whether a flip in this file must be found: all that is data. The quarantine's contents are for people, and the
- * manifest's text is checked by meaning. */
-static int must_find(const char *p) {
-    return !strstr(p, "/quarantine/") && !strstr(p, "manifest.json") && !strstr(p, "intake.dat");
-}
-
 static void flip_all(uint32_t layout, uint32_t codec) {
     char text[2048];
     build(layout, codec);
     list_files();
     for (int i = 0; i < n_files; i++) {
         struct stat st;
-        if (!must_find(files[i])) continue;
         int fd = open(files[i], O_RDWR);
         assert_true(fd >= 0 && !fstat(fd, &st));
         uint64_t seed = 12345;
@@ -237,6 +232,20 @@ static void salvage_logs(void **state) {
     r = salvage();
     assert_int_equal(r.restored + r.lost, 1);
     rig_free(&sr);
+    build_for_salvage(); /* a rejected row whose files are not what they were is computed and rejected again */
+    sh("printf x | dd of=$(ls quarantine/*.json quarantine/*/*.json 2>/dev/null) bs=1 seek=%s conv=notrunc "
+       "2>/dev/null%s",
+       "9", "");
+    must_say("rejected: its files in quarantine");
+    r = salvage();
+    assert_int_equal(r.pending_again, 1);
+    assert_int_equal(r.rejects, 0);
+    finish(13);
+    build_for_salvage();
+    sh("sed -i s/open/OPEN/ manifest.json && sed -i s/complete/COMPLETE/ manifest.json%s%s", "", "");
+    must_say("manifest.json");
+    assert_int_equal(salvage().manifest_rebuilt, 1);
+    finish(13);
 }
 
 static void salvage_shards(void **state) {
@@ -303,7 +312,7 @@ static unsigned zones_of(const char *path, zone *z, unsigned cap) {
 static bool report_names(const zone *z, char *why, size_t cap) {
     sl_verify_report rep;
     sl_err err;
-    int rc = sl_store_verify(store, &(sl_verify_opts){.deep = true}, &rep, &err);
+    int rc = sl_store_verify(store, &deep, &rep, &err);
     bool hit = rc || (rep.n_faults && !z);
     snprintf(why, cap, "%.1500s", rc ? err.msg : rep.n_faults ? rep.faults[0] : "nothing found");
     for (uint64_t i = 0; !hit && i < rep.n_faults && i < SL_VERIFY_KEEP; i++)
@@ -314,40 +323,63 @@ static bool report_names(const zone *z, char *why, size_t cap) {
 
 static unsigned every = 1;
 
+/* Bits of one file, each found, and named by row and state where the file is a shard with the zones z. */
+static unsigned flip_file(const char *path, const zone *z, unsigned n, const char *what) {
+    char why[2048];
+    struct stat st;
+    unsigned tried = 0;
+    int fd = open(path, O_RDWR);
+    assert_true(fd >= 0 && !fstat(fd, &st));
+    for (uint64_t bit = 0; bit < (uint64_t)st.st_size * 8; bit += every, tried++) {
+        uint64_t at = bit / 8;
+        uint8_t b, c;
+        const zone *in = NULL;
+        for (unsigned i = 0; !in && i < n; i++)
+            if (at >= z[i].from && at < z[i].to) in = &z[i];
+        assert_int_equal(pread(fd, &b, 1, (off_t)at), 1);
+        c = b ^ (uint8_t)(1u << bit % 8);
+        assert_int_equal(pwrite(fd, &c, 1, (off_t)at), 1);
+        if (!report_names(in, why, sizeof why))
+            fail_msg("%s: %s, bit %llu of byte %llu (%s%s): %s", what, path, (unsigned long long)(bit % 8),
+                     (unsigned long long)at, in ? in->row : "no row", in ? in->state : "", why);
+        assert_int_equal(pwrite(fd, &b, 1, (off_t)at), 1);
+    }
+    close(fd);
+    return tried;
+}
+
+/* Every file of a store: shards or states, logs and what they point at, manifest, quarantine. */
 static void every_bit(void **state) {
     (void)state;
     static zone z[256];
-    char path[300], why[2048];
-    for (uint32_t codec = 0; codec < 3; codec++) {
+    for (uint32_t kind = 0; kind < 4; kind++) {
         rig r;
+        uint64_t tried = 0;
+        bool seen[4] = {false};
+        const char *what = kind < 3 ? sl_codec_name(kind) : "files";
         rig_rmtree(store);
-        rig_make(&r, store, 3, 40, 32, 2, 5); /* long enough for biases and repeats */
-        r.m.codec = codec;
+        rig_make(&r, store, 4, 40, 32, 2, 5); /* long enough for biases and repeats */
+        r.m.codec = kind < 3 ? kind : SL_CODEC_NONE;
+        r.m.layout = kind < 3 ? SL_LAYOUT_SHARDS : SL_LAYOUT_FILES;
+        r.rows[3].verdict = SL_V_ORDER;
         rig_sink(&r, &(sl_sink_cfg){.threads = 1}, 7, 2);
         rig_free(&r);
-        snprintf(path, sizeof path, "%s/shards/shard-000000.sls", store);
-        unsigned n = zones_of(path, z, 256), tried = 0;
-        struct stat st;
-        int fd = open(path, O_RDWR);
-        assert_true(fd >= 0 && !fstat(fd, &st) && frames_in[codec] >= 4);
-        for (uint64_t bit = 0; bit < (uint64_t)st.st_size * 8; bit += every, tried++) {
-            uint64_t at = bit / 8;
-            uint8_t b, c;
-            const zone *in = NULL;
-            for (unsigned i = 0; !in && i < n; i++)
-                if (at >= z[i].from && at < z[i].to) in = &z[i];
-            assert_int_equal(pread(fd, &b, 1, (off_t)at), 1);
-            c = b ^ (uint8_t)(1u << bit % 8);
-            assert_int_equal(pwrite(fd, &c, 1, (off_t)at), 1);
-            if (!report_names(in, why, sizeof why))
-                fail_msg("codec %s, bit %llu of byte %llu (%s%s): %s", sl_codec_name(codec),
-                         (unsigned long long)(bit % 8), (unsigned long long)at, in ? in->row : "no row",
-                         in ? in->state : "", why);
-            assert_int_equal(pwrite(fd, &b, 1, (off_t)at), 1);
+        list_files();
+        int files_n = n_files;
+        for (int i = 0; i < files_n; i++) {
+            bool shard = strstr(files[i], "/shards/");
+            unsigned n = shard ? zones_of(files[i], z, 256) : 0;
+            if (shard) assert_true(frames_in[kind] >= 4);
+            tried += flip_file(files[i], z, n, what);
+            seen[0] |= strstr(files[i], "manifest.json") != NULL;
+            seen[1] |= strstr(files[i], "/quarantine/") && strstr(files[i], ".json");
+            seen[2] |= strstr(files[i], "/quarantine/") && strstr(files[i], ".safetensors");
+            seen[3] |= strstr(files[i], "intake.dat") != NULL;
         }
-        close(fd);
-        print_message("codec %s: %u of %llu bits flipped, each found and named\n", sl_codec_name(codec), tried,
-                      (unsigned long long)st.st_size * 8);
+        assert_true(seen[0] && seen[1] && seen[2] && seen[3]);
+        assert_int_equal(faults(NULL, 0), 0);
+        print_message("%s: %llu bits of %d files flipped, each found and named\n", what, (unsigned long long)tried,
+                      files_n);
     }
 }
 
@@ -468,6 +500,118 @@ static void every_torn_byte(void **state) {
     rig_free(&sr);
 }
 
+/* ---- large blocks, whose payload starts on a page ---- */
+
+/* Blocks of half a MiB of codec none, written from memory (a token is a multiple of 512 bytes), from memory that does
+ * not fit (it is not), and copied: the same bytes in the same places whichever way; every way of damaging the places
+ * where a frame begins and ends is found and named; salvage finds every row. */
+static void pages(void **state) {
+    (void)state;
+    static const struct {
+        uint32_t width, piece;
+        bool huge, direct, plain;
+    } way[] = {{512, 128, true, true, false},  {512, 128, true, false, false}, {512, 128, true, true, true},
+               {512, 128, false, true, false}, {500, 128, true, true, false},  {500, 128, false, false, true}};
+    uint64_t want[2] = {0};
+    char keep[sizeof store], here[] = "./sluice-pages-XXXXXX";
+    memcpy(keep, store, sizeof keep);
+    assert_non_null(mkdtemp(here)); /* memory file systems do not say what O_DIRECT asks for */
+    snprintf(store, sizeof store, "%s/s", here);
+    for (unsigned w = 0; w < sizeof way / sizeof *way; w++) {
+        rig r;
+        char path[300], why[2048];
+        static zone z[256];
+        rig_rmtree(store);
+        rig_make(&r, store, 7, 700, way[w].width, 2, 3);
+        r.rows[2].T = 600;
+        r.rows[2].mask_sum = 300;
+        r.m.codec = SL_CODEC_NONE;
+        sl_sink_cfg cfg = {.threads = 1, .huge = way[w].huge, .direct = way[w].direct, .plain = way[w].plain};
+        rig_sink(&r, &cfg, way[w].piece, 3);
+        deep.threads = w % 3 * 2; /* 0, 2, 4 */
+        deep.part_blocks = w & 1;
+        if (faults(why, sizeof why)) fail_msg("way %u: %s", w, why);
+        assert_int_equal(rig_check(&r), 7);
+        snprintf(path, sizeof path, "%s/shards", store);
+        uint64_t sum = rig_tree_sum(path), *same = &want[way[w].width == 500];
+        if (!*same) *same = sum;
+        assert_int_equal(sum, *same);
+        snprintf(path, sizeof path, "%s/shards/shard-000000.sls", store);
+        unsigned n = zones_of(path, z, 256), on_page = 0;
+        int fd = open(path, O_RDWR);
+        assert_true(fd >= 0);
+        for (unsigned i = 0; i < n; i++) {
+            bool large = z[i].state[0] && z[i].to - z[i].from > SL_DIRECT_BYTES;
+            on_page += large;
+            if (large) assert_int_equal((z[i].from + sizeof(sl_frame_head)) % 4096, 0);
+            /* the gap before the frame, its head, both ends of its payload, its padding */
+            uint64_t at[] = {z[i].from - 1,          z[i].from,    z[i].from + 127, z[i].from + 128,
+                             z[i].from + 4096 + 128, z[i].to - 65, z[i].to - 1};
+            for (unsigned j = 0; large && j < sizeof at / sizeof *at; j++) {
+                uint8_t b, c;
+                assert_int_equal(pread(fd, &b, 1, (off_t)at[j]), 1);
+                c = b ^ 16;
+                assert_int_equal(pwrite(fd, &c, 1, (off_t)at[j]), 1);
+                zone row = z[i];
+                if (j == 0) row.state[0] = 0;
+                if (!report_names(&row, why, sizeof why)) fail_msg("byte %llu: %s", (unsigned long long)at[j], why);
+                assert_int_equal(pwrite(fd, &b, 1, (off_t)at[j]), 1);
+            }
+        }
+        close(fd);
+        assert_true(on_page >= 8);
+        sh("rm commit.log%s%s", "", "");
+        sl_salvage_report rep = salvage();
+        assert_int_equal(rep.rows, 7);
+        assert_int_equal(rig_check(&r), 7);
+        rig_free(&r);
+    }
+    deep = (sl_verify_opts){.deep = true};
+    rig_rmtree(here);
+    memcpy(store, keep, sizeof keep);
+}
+
+/* Several threads find what one finds, in the same order, in both layouts and every codec, however rows are cut. */
+static void threads_agree(void **state) {
+    (void)state;
+    for (int kind = 0; kind < 4; kind++) {
+        rig r;
+        sl_verify_report rep[4];
+        sl_err err;
+        rig_rmtree(store);
+        rig_make(&r, store, 12, 900, 1024, 2, 5);
+        r.rows[4].T = 4000; /* two blocks a state */
+        r.rows[4].mask_sum = 2000;
+        r.m.layout = kind == 3 ? SL_LAYOUT_FILES : SL_LAYOUT_SHARDS;
+        r.m.codec = kind == 3 ? SL_CODEC_NONE : (uint32_t)kind;
+        rig_sink(&r, &(sl_sink_cfg){.threads = 2, .shard_bytes = 4 << 20}, 512, 3);
+        for (int hurt = 0; hurt < 2; hurt++) {
+            list_files();
+            for (int i = 0; hurt && i < n_files; i++) {
+                struct stat st;
+                uint8_t b = 0;
+                if (!strstr(files[i], "/shards/") && !strstr(files[i], "/hidden_states/")) continue;
+                int fd = open(files[i], O_RDWR);
+                assert_true(fd >= 0 && !fstat(fd, &st) && pread(fd, &b, 1, st.st_size / 2) == 1);
+                b ^= 1;
+                assert_int_equal(pwrite(fd, &b, 1, st.st_size / 2), 1);
+                close(fd);
+            }
+            for (int t = 0; t < 4; t++) {
+                sl_verify_opts o = {.deep = true, .threads = (unsigned)t * 2 + (t == 0), .part_blocks = (uint32_t)t};
+                assert_int_equal(sl_store_verify(store, &o, &rep[t], &err), 0);
+                assert_true(hurt ? rep[t].n_faults > 0 : !rep[t].n_faults);
+                assert_int_equal(rep[t].n_faults, rep[0].n_faults);
+                if (!hurt) assert_int_equal(rep[t].read_bytes, rep[0].read_bytes);
+                for (uint64_t i = 0; i < rep[t].n_faults && i < SL_VERIFY_KEEP; i++)
+                    assert_string_equal(rep[t].faults[i], rep[0].faults[i]);
+            }
+            for (int t = 0; t < 4; t++) sl_verify_free(&rep[t]);
+        }
+        rig_free(&r);
+    }
+}
+
 /* ---- one state alone ---- */
 
 static uint64_t read_so_far(void) {
@@ -516,11 +660,12 @@ static void one_state_reads_little(void **state) {
     }
 }
 
-static int make(char **argv) {
+static int make(int argc, char **argv) {
     rig r;
-    uint32_t codec;
+    uint32_t codec, width = argc > 6 ? (uint32_t)strtoul(argv[6], NULL, 10) : 64;
+    uint32_t max_T = argc > 7 ? (uint32_t)strtoul(argv[7], NULL, 10) : 40;
     if (sl_codec_parse(argv[4], &codec)) return 2;
-    rig_make(&r, argv[2], strtoull(argv[5], NULL, 10), 40, 64, 2, 5);
+    rig_make(&r, argv[2], strtoull(argv[5], NULL, 10), max_T, width, 2, 5);
     r.m.layout = !strcmp(argv[3], "files") ? SL_LAYOUT_FILES : SL_LAYOUT_SHARDS;
     r.m.codec = codec;
     rig_sink(&r, &(sl_sink_cfg){.threads = 1, .shard_bytes = 200000}, 16, 4);
@@ -529,13 +674,14 @@ static int make(char **argv) {
 }
 
 int main(int argc, char **argv) {
-    if (argc == 6 && !strcmp(argv[1], "--make")) return make(argv);
+    if (argc >= 6 && !strcmp(argv[1], "--make")) return make(argc, argv);
     snprintf(base, sizeof base, "%s/sluice-verify-XXXXXX", access("/dev/shm", W_OK) ? "." : "/dev/shm");
     if (!mkdtemp(base)) return 1;
     snprintf(store, sizeof store, "%s/s", base);
     if (argc > 2) every = (unsigned)atoi(argv[2]);
     const struct CMUnitTest bits[] = {cmocka_unit_test(every_bit)}, torn[] = {cmocka_unit_test(every_torn_byte)};
-    const struct CMUnitTest t[] = {cmocka_unit_test(one_state_reads_little), cmocka_unit_test(missing_and_extra),
+    const struct CMUnitTest t[] = {cmocka_unit_test(one_state_reads_little), cmocka_unit_test(pages),
+                                   cmocka_unit_test(threads_agree),          cmocka_unit_test(missing_and_extra),
                                    cmocka_unit_test(flips_in_intake),        cmocka_unit_test(cut_logs),
                                    cmocka_unit_test(salvage_logs),           cmocka_unit_test(salvage_shards),
                                    cmocka_unit_test(flips_in_files),         cmocka_unit_test(flips_in_shards)};

@@ -10,7 +10,8 @@
 static struct {
     const char *dir, *input, *lengths, *layout, *codec;
     uint64_t bytes, shard, threads, width, states, length, commit_mb, level, repeat;
-    bool no_direct, plain;
+    bool no_direct, plain, small_pages, verify, keep;
+    uint64_t verify_threads;
 } o = {.dir = ".",
        .layout = "shards",
        .codec = "none",
@@ -38,6 +39,11 @@ static const sl_cli_opt store_opts[] = {
     {"shard-size", 0, SL_CLI_SIZE, "SIZE", "default 4GiB", &o.shard, .min = 1 << 20, .max = 1e15},
     {"input", 'i', SL_CLI_STR, "FILE", "raw bf16 states [tokens, width]; default: made", &o.input},
     {"no-direct", 0, SL_CLI_FLAG, NULL, "through the page cache instead of O_DIRECT", &o.no_direct},
+    {"verify", 0, SL_CLI_FLAG, NULL, "read everything back, as 'sluice verify --deep' does", &o.verify},
+    {"verify-threads", 0, SL_CLI_U64, "N", "threads of that; default as there", &o.verify_threads, .min = 1, .max = 64},
+    {"keep", 0, SL_CLI_FLAG, NULL, "leave the store where it was written", &o.keep},
+    {"small-pages", 0, SL_CLI_FLAG, NULL, "the states lie in ordinary pages, as rings do without a pool of huge ones",
+     &o.small_pages},
     {"plain", 0, SL_CLI_FLAG, NULL, "pwrite instead of io_uring", &o.plain},
     {0}};
 static const sl_cli store_cli = {
@@ -93,15 +99,25 @@ int sl_bench_cmd_store(int argc, char **argv) {
                              .commit_mb = (uint32_t)o.commit_mb,
                              .zstd_level = (uint32_t)o.level,
                              .direct = !o.no_direct,
-                             .plain = o.plain};
+                             .plain = o.plain,
+                             .small_pages = o.small_pages,
+                             .verify = o.verify,
+                             .keep = o.keep,
+                             .verify_threads = (unsigned)o.verify_threads};
     sl_codec_parse(o.codec, &b.codec);
     if (sl_bench_store(&r, &b, &err)) return sl_cli_fail(&err);
-    return print(json_pack("{s:s,s:s,s:s,s:b,s:I,s:I,s:I,s:I,s:f,s:f,s:f,s:f,s:f,s:f,s:f}", "bench", "store", "layout",
-                           o.layout, "codec", o.codec, "direct", (int)b.direct, "threads", (json_int_t)o.threads,
-                           "rows", (json_int_t)r.rows, "raw_bytes", (json_int_t)r.raw_bytes, "stored_bytes",
-                           (json_int_t)r.stored_bytes, "seconds", r.seconds, "gb_s", r.gb_s, "stored_gb_s",
-                           r.stored_gb_s, "ratio", r.ratio, "cpu_s_per_gb", r.cpu_per_gb, "cores_used",
-                           r.cpu_seconds / r.seconds, "sync_s", r.sync_seconds));
+    json_t *j = json_pack("{s:s,s:s,s:s,s:b,s:s,s:I,s:I,s:I,s:I,s:f,s:f,s:f,s:f,s:f,s:f,s:f}", "bench", "store",
+                          "layout", o.layout, "codec", o.codec, "direct", (int)b.direct, "pages",
+                          r.huge ? "huge" : "small", "threads", (json_int_t)o.threads, "rows", (json_int_t)r.rows,
+                          "raw_bytes", (json_int_t)r.raw_bytes, "stored_bytes", (json_int_t)r.stored_bytes, "seconds",
+                          r.seconds, "gb_s", r.gb_s, "stored_gb_s", r.stored_gb_s, "ratio", r.ratio, "cpu_s_per_gb",
+                          r.cpu_per_gb, "cores_used", r.cpu_seconds / r.seconds, "sync_s", r.sync_seconds);
+    if (o.verify)
+        json_object_set_new(j, "verify",
+                            json_pack("{s:f,s:f,s:f,s:f}", "seconds", r.verify_seconds, "gb_s", r.verify_gb_s,
+                                      "stored_gb_s", r.verify_read_gb_s, "cpu_s_per_gb",
+                                      r.verify_cpu_seconds / ((double)r.raw_bytes / 1e9)));
+    return print(j);
 }
 
 int sl_bench_cmd_codec(int argc, char **argv) {

@@ -8,12 +8,17 @@
 #include <string.h>
 #include <time.h>
 
-static struct { bool deep, json, quiet; } o;
+static struct {
+    bool deep, json, quiet;
+    uint64_t threads;
+} o;
 
 static const sl_cli_opt opts[] = {
     {"deep", 'd', SL_CLI_FLAG, NULL,
      "decode every state and compare it with its checksums, look for NaN, compare ids and masks with what was accepted",
      &o.deep},
+    {"threads", 't', SL_CLI_U64, "N", "threads that read and decode; default: two a core, at least 8", &o.threads,
+     .min = 1, .max = 64},
     {"json", 0, SL_CLI_FLAG, NULL, "print one JSON object instead of text", &o.json},
     {"quiet", 'q', SL_CLI_FLAG, NULL, "no progress on stderr", &o.quiet},
     {0}};
@@ -83,7 +88,8 @@ int sl_cmd_verify(int argc, char **argv) {
     struct timespec t0, t1;
     clock_gettime(CLOCK_MONOTONIC, &t0);
     sl_cli_progress_start(&bar, "rows");
-    rc = sl_store_verify(argv[1], &(sl_verify_opts){.deep = o.deep, .progress = progress}, &rep, &err);
+    rc = sl_store_verify(
+        argv[1], &(sl_verify_opts){.deep = o.deep, .threads = (unsigned)o.threads, .progress = progress}, &rep, &err);
     if (!o.quiet) sl_cli_progress_end(&bar);
     clock_gettime(CLOCK_MONOTONIC, &t1);
     double s = (double)(t1.tv_sec - t0.tv_sec) + 1e-9 * (double)(t1.tv_nsec - t0.tv_nsec);

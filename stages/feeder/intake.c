@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 struct sl_intake {
     sl_intake_cfg cfg;
@@ -299,6 +300,7 @@ int64_t sl_intake_dataset(sl_intake *in, const char *name, sl_err *err) {
     char *p = dat_reserve(in, n, &r.data_off, err);
     if (!p) return SL_ETEMP;
     memcpy(p, name, n); // NOLINT(bugprone-not-null-terminated-result): the record has the length
+    r.data_sum = XXH3_64bits(name, n);
     int rc = add_dataset(in, name, n, err);
     if (!rc) rc = append(in, &r, err);
     return rc ? rc : (int64_t)r.dataset;
@@ -335,6 +337,7 @@ static int add_part(sl_intake *in, sl_intake_rec *r, const sl_part *part, const 
         memcpy(d, part->ids, (size_t)part->T * 4);
         memcpy(d + (size_t)part->T * 4, part->mask, part->T);
         memcpy(d + (size_t)part->T * 5, p->id, p->id_len);
+        r->data_sum = XXH3_64bits(d, r->data_len);
     }
     int rc = append(in, r, err);
     return rc ? rc : apply_part(in, r, err);

@@ -2,6 +2,8 @@
 #include "ipc/store.h"
 #include "stages/writer/codec.h"
 #include "stages/writer/sink.h"
+#include "stages/writer/verify.h"
+#include "stages/writer/xxh3.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
@@ -9,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <linux/memfd.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -65,11 +68,7 @@ static int make_states(uint16_t *x, uint64_t n, uint32_t width, sl_err *err) {
 }
 
 /* Memory full of states: from the file, repeated as often as it takes, or made. */
-static int get_states(uint16_t **out, uint64_t bytes, const char *input, uint32_t width, sl_err *err) {
-    uint16_t *x = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (x == MAP_FAILED)
-        return sl_err_set(err, SL_ETEMP, "no memory for %llu bytes of states", (unsigned long long)bytes);
-    *out = x;
+static int fill_states(uint16_t *x, uint64_t bytes, const char *input, uint32_t width, sl_err *err) {
     if (!input) return make_states(x, bytes / 2, width, err);
     int fd = open(input, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return sl_err_sys(err, SL_EUSAGE, errno, "cannot read %s", input);
@@ -89,6 +88,37 @@ static int get_states(uint16_t **out, uint64_t bytes, const char *input, uint32_
     }
     close(fd);
     return 0;
+}
+
+/* Memory as the writer finds it in a ring, to be read only: a memfd, on huge pages where there are any (the pool's,
+ * else transparent ones) and they are wanted. */
+static void *get_memory(uint64_t bytes, bool *huge) {
+    int fd = *huge ? memfd_create("states", MFD_CLOEXEC | MFD_HUGETLB | MFD_HUGE_2MB) : -1;
+    void *x = MAP_FAILED;
+    if (fd >= 0 && !ftruncate(fd, (off_t)bytes)) x = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (fd >= 0) close(fd);
+    if (x != MAP_FAILED) return x;
+    if (*huge) {
+        x = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (x == MAP_FAILED || !madvise(x, bytes, MADV_HUGEPAGE)) return x;
+        munmap(x, bytes);
+        *huge = false;
+    }
+    fd = memfd_create("states", MFD_CLOEXEC);
+    x = fd < 0 || ftruncate(fd, (off_t)bytes) ? MAP_FAILED
+                                              : mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (fd >= 0) close(fd);
+    return x;
+}
+
+static int get_states(uint16_t **out, uint64_t bytes, bool *huge, const char *input, uint32_t width, sl_err *err) {
+    void *x = get_memory(bytes, huge);
+    if (x == MAP_FAILED)
+        return sl_err_set(err, SL_ETEMP, "no memory for %llu bytes of states", (unsigned long long)bytes);
+    *out = x;
+    int rc = fill_states(x, bytes, input, width, err);
+    if (!rc && mprotect(x, bytes, PROT_READ)) rc = sl_err_sys(err, SL_ETEMP, errno, "mprotect");
+    return rc;
 }
 
 static double now(void) {
@@ -157,6 +187,57 @@ static int run_rows(sl_sink *s, const sl_bench_store_opts *o, const uint16_t *x,
     return rc;
 }
 
+/* The logs of rows that were accepted: what verify compares the store with. */
+static int write_intake(const char *store, const sl_bench_store_opts *o, sl_err *err) {
+    char path[SL_PATH_MAX + 32];
+    uint64_t row = (uint64_t)o->length * o->width * 2 * o->n_states, n = row ? (o->bytes + row - 1) / row : 0;
+    sl_journal *j;
+    mkdir(store, 0755);
+    snprintf(path, sizeof path, "%s/intake.log", store);
+    int rc = sl_journal_open(&j, path, SL_INTAKE_MAGIC, NULL, NULL, err);
+    if (rc) return rc;
+    snprintf(path, sizeof path, "%s/intake.dat", store);
+    FILE *f = fopen(path, "w");
+    uint8_t *zeros = calloc(o->length, 5);
+    if (!f || !zeros) rc = sl_err_sys(err, SL_ETEMP, errno, "cannot write %s", path);
+    sl_intake_rec h = {.kind = SL_IN_HEADER, .batch_tokens = o->length, .max_batch_rows = 1, .version = 1},
+                  name = {.kind = SL_IN_DATASET, .data_len = 5, .data_sum = XXH3_64bits("bench", 5)};
+    if (!rc) rc = sl_journal_append(j, &h, err);
+    if (!rc) rc = sl_journal_append(j, &name, err);
+    if (f) fwrite("bench\0\0\0", 1, 8, f);
+    for (uint64_t i = 0; !rc && i < n; i++) {
+        sl_intake_rec r = {.kind = SL_IN_ROW,
+                           .seq = i,
+                           .row = i,
+                           .T = o->length,
+                           .key = sl_row_key("bench", i, 0),
+                           .data_off = (uint64_t)ftell(f),
+                           .data_len = 5ull * o->length,
+                           .data_sum = XXH3_64bits(zeros, 5ull * o->length)};
+        fwrite(zeros, 5, o->length, f);
+        while (ftell(f) % 8) fputc(0, f);
+        rc = sl_journal_append(j, &r, err);
+    }
+    if (!rc) rc = sl_journal_sync(j, err);
+    if (f && fclose(f) && !rc) rc = sl_err_sys(err, SL_ETEMP, errno, "cannot write %s", path);
+    sl_journal_close(j);
+    free(zeros);
+    return rc;
+}
+
+static int read_back(sl_bench_store_result *out, const sl_bench_store_opts *o, const char *store, sl_err *err) {
+    sl_verify_report rep;
+    double t = now(), u = cpu();
+    int rc = sl_store_verify(store, &(sl_verify_opts){.deep = true, .threads = o->verify_threads}, &rep, err);
+    out->verify_seconds = now() - t;
+    out->verify_cpu_seconds = cpu() - u;
+    out->verify_gb_s = (double)out->raw_bytes / out->verify_seconds / 1e9;
+    out->verify_read_gb_s = (double)out->stored_bytes / out->verify_seconds / 1e9;
+    if (!rc && rep.n_faults) rc = sl_err_set(err, SL_EDATA, "%s", rep.faults[0]);
+    sl_verify_free(&rep);
+    return rc;
+}
+
 int sl_bench_store(sl_bench_store_result *out, const sl_bench_store_opts *o, sl_err *err) {
     char store[SL_PATH_MAX];
     sl_sink *s = NULL;
@@ -177,7 +258,10 @@ int sl_bench_store(sl_bench_store_result *out, const sl_bench_store_opts *o, sl_
         .layout = o->layout,
         .codec = o->codec};
     for (uint32_t k = 0; k < o->n_states; k++) c.manifest.set.v[k].hidx = k;
-    int rc = get_states(&x, mem, o->input, o->width, err);
+    out->huge = !o->small_pages;
+    int rc = get_states(&x, mem, &out->huge, o->input, o->width, err);
+    c.huge = out->huge;
+    if (!rc && (o->verify || o->keep)) rc = write_intake(store, o, err);
     if (!rc) rc = sl_sink_open(&s, &c, err);
     double t = now(), u = cpu();
     if (!rc) rc = run_rows(s, o, x, mem, out, err);
@@ -193,7 +277,8 @@ int sl_bench_store(sl_bench_store_result *out, const sl_bench_store_opts *o, sl_
         out->cpu_per_gb = out->cpu_seconds / ((double)out->raw_bytes / 1e9);
     }
     sl_sink_close(s);
-    nftw(store, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+    if (!rc && o->verify) rc = read_back(out, o, store, err);
+    if (!o->keep) nftw(store, remove_one, 16, FTW_DEPTH | FTW_PHYS);
     if (x) munmap(x, mem);
     return rc;
 }
@@ -285,9 +370,10 @@ int sl_bench_codec(sl_bench_codec_result out[SL_BENCH_CODECS], const char *input
     cut *c = NULL;
     uint64_t n = 0, cap = 0;
     uint16_t *x = NULL;
+    bool huge = false;
     int rc = cut_blocks(&c, &n, &cap, lengths, bytes, width, err);
-    uint8_t *enc = rc ? NULL : malloc(cap), *dec = malloc(SL_BLOCK_BYTES);
-    if (!rc) rc = enc && dec ? get_states(&x, bytes, input, width, err) : sl_err_set(err, SL_ETEMP, "no memory");
+    uint8_t *enc = rc ? NULL : malloc(cap), *dec = aligned_alloc(64, SL_BLOCK_BYTES);
+    if (!rc) rc = enc && dec ? get_states(&x, bytes, &huge, input, width, err) : sl_err_set(err, SL_ETEMP, "no memory");
     if (!rc) memset(enc, 1, cap); /* pages are there before the clock runs */
     for (unsigned k = 0; !rc && k < SL_BENCH_CODECS; k++) {
         bool slow = kinds[k].level > 1; /* some blocks, evenly spread, tell enough */

@@ -14,17 +14,25 @@ typedef struct sl_bench_store_opts {
     const char *dir;   /* a store is made in it and removed */
     const char *input; /* raw states, or NULL: made */
     uint64_t bytes, shard_bytes;
+    bool verify;             /* read it all back, as `sluice verify --deep` does */
+    bool keep;               /* leave the store in dir/sluice-bench-<pid> */
+    unsigned verify_threads; /* 0: its default */
     uint32_t layout, codec, threads, width, n_states, length, commit_mb, zstd_level;
-    bool direct, plain;
+    bool direct, plain,
+        small_pages; /* small_pages: the states lie in ordinary pages even where huge ones are to be had */
 } sl_bench_store_opts;
 
 typedef struct sl_bench_store_result {
     double seconds, cpu_seconds, sync_seconds; /* sync: waits for fdatasync and commit.log, not all of it exclusive */
     uint64_t raw_bytes, stored_bytes, rows, tokens;
+    bool huge; /* the states lay in huge pages */
     double gb_s, stored_gb_s, ratio, cpu_per_gb;
+    double verify_seconds, verify_cpu_seconds, verify_gb_s; /* GB of states a second */
+    double verify_read_gb_s;                                /* GB of the file a second */
 } sl_bench_store_result;
 
-/* SL_ETEMP: no room or memory; errors of the sink pass through. */
+/* SL_ETEMP: no room or memory; SL_EDATA: verify found a fault in what was just written; errors of the sink pass
+ * through. */
 int sl_bench_store(sl_bench_store_result *out, const sl_bench_store_opts *o, sl_err *err);
 
 typedef struct sl_bench_codec_result {

@@ -1,5 +1,6 @@
 #define ZSTD_STATIC_LINKING_ONLY /* ZSTD_c_literalCompressionMode is in the static-only part of the interface */
 #include "stages/writer/codec.h"
+#include "stages/writer/litframe.h"
 #include <stdlib.h>
 #include <string.h>
 #include <zstd.h>
@@ -14,6 +15,8 @@ struct sl_codec_ctx {
     uint64_t bias_cap;
     uint8_t *ref, *slots, *stored; /* scratch of repeated tokens: u32[rows], a hash table, the tokens that are stored */
     uint64_t ref_cap, slots_cap, stored_cap;
+    sl_lit lit;
+    uint8_t part[SL_LIT_BLOCK + SL_LIT_SLACK]; /* exponents of one zstd block: joined while they are in the cache */
 };
 
 int sl_codec_ctx_new(sl_codec_ctx **out, int zstd_level, sl_err *err) {
@@ -34,6 +37,7 @@ int sl_codec_ctx_new(sl_codec_ctx **out, int zstd_level, sl_err *err) {
     ZSTD_CCtx_setParameter(c->ch, ZSTD_c_compressionLevel, -1000);
     if (ZSTD_isError(ZSTD_CCtx_setParameter(c->ch, ZSTD_c_literalCompressionMode, ZSTD_ps_enable)))
         ZSTD_CCtx_setParameter(c->ch, ZSTD_c_compressionLevel, 1);
+    ZSTD_CCtx_setParameter(c->ch, ZSTD_c_blockDelimiters, ZSTD_sf_explicitBlockDelimiters);
     *out = c;
     return 0;
 }
@@ -162,6 +166,21 @@ static int frame(ZSTD_CCtx *z, void *dst, uint64_t cap, const void *src, uint64_
     return 0;
 }
 
+/* A frame of nothing but literals: the match finder is told what it would find, block by block. That spares its time,
+ * and the frame is of the kind that litframe.h reads. */
+static int literal_frame(ZSTD_CCtx *z, void *dst, uint64_t cap, const void *src, uint64_t n, uint32_t *len,
+                         const char *what, sl_err *err) {
+    ZSTD_Sequence block[64] = {{0}};
+    size_t blocks = 0;
+    for (uint64_t at = 0; at < n && blocks < 64; at += SL_LIT_BLOCK)
+        block[blocks++].litLength = (unsigned)(n - at < SL_LIT_BLOCK ? n - at : SL_LIT_BLOCK);
+    if (!n || n > 64ull * SL_LIT_BLOCK) return frame(z, dst, cap, src, n, len, what, err);
+    size_t r = ZSTD_compressSequences(z, dst, cap, block, blocks, src, n);
+    if (ZSTD_isError(r)) return frame(z, dst, cap, src, n, len, what, err);
+    *len = (uint32_t)r;
+    return 0;
+}
+
 static int bf16_encode(sl_codec_ctx *c, sl_block b, const void *src, void *dst, uint64_t cap, uint64_t *len,
                        sl_err *err) {
     uint64_t at = sizeof(sl_bf16_head);
@@ -180,7 +199,7 @@ static int bf16_encode(sl_codec_ctx *c, sl_block b, const void *src, void *dst, 
     if (rc || scratch(&c->expo, &c->expo_cap, n, err) || scratch(&c->bias, &c->bias_cap, b.width, err))
         return rc ? rc : SL_ETEMP;
     if (sl_bf16_bias(src, stored, b.width, c->bias)) {
-        if ((rc = frame(c->ch, o + at, cap - at, c->bias, b.width, &h.bias_len, "bias", err))) return rc;
+        if ((rc = literal_frame(c->ch, o + at, cap - at, c->bias, b.width, &h.bias_len, "bias", err))) return rc;
         at += h.bias_len;
     } else {
         memset(c->bias, 0, b.width);
@@ -190,7 +209,7 @@ static int bf16_encode(sl_codec_ctx *c, sl_block b, const void *src, void *dst, 
         sl_bf16_split((const uint16_t *)src + e, c->bias, o + at + e, c->expo + e, b.width);
     }
     at += n;
-    if ((rc = frame(c->ch, o + at, cap - at, c->expo, n, &h.exp_len, "exponents", err))) return rc;
+    if ((rc = literal_frame(c->ch, o + at, cap - at, c->expo, n, &h.exp_len, "exponents", err))) return rc;
     memcpy(o, &h, sizeof h);
     *len = at + h.exp_len;
     return 0;
@@ -209,6 +228,36 @@ static int read_repeats(sl_codec_ctx *c, sl_block b, const uint8_t *s, uint32_t 
     }
     *stored = n;
     return rc;
+}
+
+/* Exponents of elements [at, at + n) of the block and their mantissas become elements. */
+static void join_part(const uint8_t *mant, const uint8_t *expo, const uint8_t *bias, uint16_t *out, uint32_t width,
+                      uint64_t at, uint64_t n) {
+    for (uint64_t e = 0; e < n;) {
+        uint64_t c = (at + e) % width, m = width - c < n - e ? width - c : n - e;
+        sl_bf16_join(mant + at + e, expo + e, bias + c, out + at + e, m);
+        e += m;
+    }
+}
+
+/* Both planes of n elements, block by block of the exponents' frame where it is of the kind that litframe.h reads. */
+static int join_planes(sl_codec_ctx *c, const uint8_t *mant, uint64_t n, uint32_t width, uint64_t exp_len,
+                       uint16_t *out, sl_err *err) {
+    uint64_t at = 0;
+    uint32_t m = 0;
+    int rc = sl_lit_open(&c->lit, mant + n, exp_len, n);
+    for (;;) {
+        c->lit.ahead = mant + at;
+        c->lit.ahead_end = mant + (n - at < SL_LIT_BLOCK ? n : at + SL_LIT_BLOCK);
+        if (rc || (rc = sl_lit_next(&c->lit, c->part, &m)) || !m) break;
+        join_part(mant, c->part, c->bias, out, width, at, m);
+        at += m;
+    }
+    if (!rc) return 0;
+    if (scratch(&c->expo, &c->expo_cap, n, err)) return SL_ETEMP;
+    if ((rc = unframe(c, mant + n, exp_len, c->expo, n, "codec bf16: exponents", err))) return rc;
+    join_part(mant, c->expo, c->bias, out, width, 0, n);
+    return 0;
 }
 
 static int bf16_decode(sl_codec_ctx *c, sl_block b, const void *src, uint64_t len, void *dst, sl_err *err) {
@@ -230,19 +279,15 @@ static int bf16_decode(sl_codec_ctx *c, sl_block b, const void *src, uint64_t le
     if (at + h.bias_len + n + h.exp_len != len)
         return sl_err_set(err, SL_EDATA, "codec bf16: parts of %u + %u + %llu + %u bytes do not make %llu", h.ref_len,
                           h.bias_len, (unsigned long long)n, h.exp_len, (unsigned long long)len);
-    if (scratch(&c->expo, &c->expo_cap, n, err) || scratch(&c->bias, &c->bias_cap, b.width, err)) return SL_ETEMP;
+    if (scratch(&c->bias, &c->bias_cap, b.width, err)) return SL_ETEMP;
     if (repeats && scratch(&c->stored, &c->stored_cap, stored * rb, err)) return SL_ETEMP;
     if (h.bias_len)
         rc = unframe(c, s + at, h.bias_len, c->bias, b.width, "codec bf16: bias", err);
     else
         memset(c->bias, 0, b.width);
     at += h.bias_len;
-    if (!rc) rc = unframe(c, s + at + n, h.exp_len, c->expo, n, "codec bf16: exponents", err);
     uint16_t *out = repeats ? (uint16_t *)(void *)c->stored : dst;
-    for (uint32_t t = 0; !rc && t < stored; t++) {
-        uint64_t e = (uint64_t)t * b.width;
-        sl_bf16_join(s + at + e, c->expo + e, c->bias, out + e, b.width);
-    }
+    if (!rc) rc = join_planes(c, s + at, n, b.width, h.exp_len, out, err);
     const uint32_t *ref = (const uint32_t *)(const void *)c->ref;
     for (uint32_t t = 0, k = 0; repeats && !rc && t < b.rows; t++)
         memcpy((uint8_t *)dst + t * rb, c->stored + (ref[t] ? ref[t] - 1 : k++) * rb, rb);

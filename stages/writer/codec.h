@@ -8,7 +8,9 @@
  *             of the planes; v + 1, it is the same as stored token v (tokens of the embedding output repeat exactly)
  *           bias_len bytes: zstd frame of the per-channel exponent bias, u8[width] (absent: bias_len 0, bias is 0)
  *           n bytes: sign+mantissa plane, low byte of the element rotated left by one (mantissa << 1 | sign)
- *           exp_len bytes: zstd frame of the exponent plane, n bytes u8 (exponent - bias[channel]) mod 256
+ *           exp_len bytes: zstd frame of the exponent plane, n bytes u8 (exponent - bias[channel]) mod 256. Ours hold
+ *             literals only, no matches (there are none worth having), which litframe.h reads fast; any zstd frame is
+ *             good
  *         with n = width * tokens stored (all of them without the flag). Lossless for every bit pattern.
  *
  * Blocks that do not shrink (or are f32) are stored by the fall-back the frame header names. All sizes are in the frame

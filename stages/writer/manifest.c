@@ -1,5 +1,6 @@
 #include "stages/writer/manifest.h"
 #include "stages/writer/codec.h"
+#include "stages/writer/xxh3.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
@@ -9,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+enum { VERSION = 2 };
 static const char *const layouts[] = {[SL_LAYOUT_SHARDS] = "shards", [SL_LAYOUT_FILES] = "files"};
 
 void sl_store_stats_add(sl_store_stats *s, const sl_commit_rec *r) {
@@ -48,13 +50,29 @@ static json_t *to_json(const sl_manifest *m) {
         json_array_append_new(
             list, json_pack("{s:i,s:b}", "h", (int)m->set.v[k].hidx, "final_norm", (int)m->set.v[k].final_norm));
     sl_capture_text(&m->set, idx, sizeof idx);
-    return json_pack(
-        "{s:s,s:i,s:{s:s,s:s,s:i,s:i,s:i},s:{s:s,s:s,s:o,s:s,s:s},s:s,s:s,s:s,s:s,s:o,s:s}", "format", "sluice-store",
-        "version", 1, "model", "fingerprint", m->set.model, "path", m->model_path, "n_layers", (int)m->set.n_layers,
-        "width", (int)m->set.width, "vocab", (int)m->vocab, "states", "dtype", m->set.elem_size == 2 ? "bf16" : "f32",
-        "h_indices", idx, "captures", list, "final", sl_capture_final(&m->set), "convention", sl_convention, "layout",
-        layouts[m->layout == SL_LAYOUT_FILES], "codec", sl_codec_name(m->codec), "tokenizer_hash", m->tokenizer_hash,
-        "template_hash", m->template_hash, "counts", counts(&m->stats), "state", m->complete ? "complete" : "open");
+    return json_pack("{s:s,s:i,s:{s:s,s:s,s:i,s:i,s:i},s:{s:s,s:s,s:o,s:s,s:s},s:s,s:s,s:s,s:s,s:o,s:s,s:s}", "format",
+                     "sluice-store", "version", VERSION, "model", "fingerprint", m->set.model, "path", m->model_path,
+                     "n_layers", (int)m->set.n_layers, "width", (int)m->set.width, "vocab", (int)m->vocab, "states",
+                     "dtype", m->set.elem_size == 2 ? "bf16" : "f32", "h_indices", idx, "captures", list, "final",
+                     sl_capture_final(&m->set), "convention", sl_convention, "layout",
+                     layouts[m->layout == SL_LAYOUT_FILES], "codec", sl_codec_name(m->codec), "tokenizer_hash",
+                     m->tokenizer_hash, "template_hash", m->template_hash, "counts", counts(&m->stats), "state",
+                     m->complete ? "complete" : "open", "checksum", "xxh3:0000000000000000");
+}
+
+/* The 16 digits of the checksum in the text, NULL when there are none. */
+static char *digits(char *text, size_t n) {
+    static const char mark[] = "\"checksum\": \"xxh3:";
+    size_t len = sizeof mark - 1;
+    for (size_t at = n; at-- > 0;)
+        if (n - at >= len + 16 && !memcmp(text + at, mark, len)) return text + at + len;
+    return NULL;
+}
+
+static void sum_text(char *text, size_t n, char *at, char hex[17]) {
+    memset(at, '0', 16);
+    snprintf(hex, 17, "%016llx", (unsigned long long)XXH3_64bits(text, n));
+    memcpy(at, hex, 16);
 }
 
 int sl_manifest_write(const sl_manifest *m, const char *store, sl_err *err) {
@@ -67,6 +85,8 @@ int sl_manifest_write(const sl_manifest *m, const char *store, sl_err *err) {
     if (!text) return sl_err_set(err, SL_EINTERNAL, "cannot form the manifest (is a path or hash not UTF-8?)");
     size_t n = strlen(text);
     text[n++] = '\n'; /* in place of the NUL */
+    char *at = digits(text, n), hex[17];
+    if (at) sum_text(text, n, at, hex);
     int fd = open(tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
     int bad = fd < 0 || write(fd, text, n) != (ssize_t)n || fsync(fd), e = errno;
     if (fd >= 0) close(fd);
@@ -111,7 +131,7 @@ static const char *parse(sl_manifest *m, json_t *j) {
            *list = json_object_get(st, "captures");
     if (str_field(j, "format", word, sizeof word) || strcmp(word, "sluice-store")) return "format";
     uint32_t version;
-    if (u32_field(j, "version", 1, &version)) return "version";
+    if (u32_field(j, "version", VERSION, &version) || version != VERSION) return "version";
     if (str_field(model, "fingerprint", m->set.model, sizeof m->set.model)) return "model.fingerprint";
     if (str_field(model, "path", m->model_path, sizeof m->model_path)) return "model.path";
     if (u32_field(model, "n_layers", 100000, &m->set.n_layers)) return "model.n_layers";
@@ -146,12 +166,40 @@ static const char *parse(sl_manifest *m, json_t *j) {
     return NULL;
 }
 
+/* All of a small file, or NULL and errno. */
+static char *read_text(const char *path, size_t *n) {
+    enum { MOST = 1 << 20 };
+    char *t = NULL;
+    FILE *f = fopen(path, "re");
+    if (f && (t = malloc(MOST))) *n = fread(t, 1, MOST, f);
+    if (t && (ferror(f) || *n == MOST)) {
+        free(t);
+        t = NULL;
+        errno = EFBIG;
+    }
+    if (f) fclose(f);
+    return t;
+}
+
 int sl_manifest_read(sl_manifest *m, const char *store, sl_err *err) {
     char path[SL_PATH_MAX + 32];
     json_error_t je;
+    size_t n;
     memset(m, 0, sizeof *m);
     snprintf(path, sizeof path, "%s/manifest.json", store);
-    json_t *j = json_load_file(path, JSON_REJECT_DUPLICATES, &je);
+    char *text = read_text(path, &n), *at = text ? digits(text, n) : NULL, was[16], hex[17];
+    if (!text) return sl_err_sys(err, SL_ECONFIG, errno, "cannot read %s", path);
+    if (at) {
+        memcpy(was, at, 16);
+        sum_text(text, n, at, hex);
+    }
+    if (!at || memcmp(was, hex, 16)) {
+        free(text);
+        return sl_err_set(err, SL_EDATA, "%s: the text does not match its checksum: it is damaged, or was edited%s",
+                          path, at ? "" : " (there is none)");
+    }
+    json_t *j = json_loadb(text, n, JSON_REJECT_DUPLICATES, &je);
+    free(text);
     if (!j) return sl_err_set(err, SL_ECONFIG, "%s: line %d: %s", path, je.line, je.text);
     const char *bad = parse(m, j);
     json_decref(j);

@@ -1,5 +1,8 @@
 /* manifest: manifest.json, which says what the states of a store are. It is replaced atomically (temporary file, fsync,
- * rename, fsync of the folder) when the writer starts and when it ends. */
+ * rename, fsync of the folder) when the writer starts and when it ends.
+ *
+ * Its last member is "checksum": "xxh3:" and 16 hexadecimal digits: XXH3-64 of the file's bytes with zeros in place of
+ * the digits. So a change of any bit is noticed, also one that leaves good JSON behind. */
 #ifndef SL_WRITER_MANIFEST_H
 #define SL_WRITER_MANIFEST_H
 #include "ipc/journal.h"
@@ -22,7 +25,8 @@ typedef struct sl_manifest {
     int complete; /* the writer ended with nothing pending */
 } sl_manifest;
 
-/* SL_ECONFIG: no manifest, or not one of ours; the sentence says which field. */
+/* SL_ECONFIG: no manifest, or not one of ours; the sentence says which field. SL_EDATA: the checksum is missing or
+ * another: it was damaged (or edited). */
 int sl_manifest_read(sl_manifest *m, const char *store, sl_err *err);
 int sl_manifest_write(const sl_manifest *m, const char *store, sl_err *err); /* SL_ETEMP when the disk is full */
 /* A store that was begun with `old` may go on with `now`: model, states, dtype, width and layout are equal. SL_ECONFIG

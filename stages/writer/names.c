@@ -1,4 +1,6 @@
+#include "stages/writer/xxh3.h"
 #include "stages/writer/names.h"
+#include "ipc/boot.h"
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -46,6 +48,39 @@ int sl_store_shard_parse(const char *name, uint32_t *shard, int *open) {
             return 1;
         }
     }
+    return 0;
+}
+
+static int sum_file(XXH3_state_t *st, const char *path, sl_err *err) {
+    enum { STEP = 64 << 10 };
+    int fd = open(path, O_RDONLY | O_CLOEXEC), e = errno;
+    uint8_t *b = malloc(STEP);
+    ssize_t n = fd < 0 || !b ? -1 : 1;
+    while (n > 0) {
+        n = read(fd, b, STEP);
+        e = errno;
+        if (n > 0) XXH3_64bits_update(st, b, (size_t)n);
+        if (n < 0 && e == EINTR) n = 1;
+    }
+    free(b);
+    if (fd >= 0) close(fd);
+    return n < 0 ? sl_err_sys(err, SL_EDATA, e, "%s", path) : 0;
+}
+
+int sl_store_quarantine_sum(const char *store, uint32_t dataset, const char *name, uint64_t row, uint32_t part,
+                            uint64_t *sum, sl_err *err) {
+    char dir[160], file[64], path[SL_PATH_MAX + 300];
+    XXH3_state_t st;
+    XXH3_64bits_reset(&st);
+    sl_store_dataset_dir(dir, sizeof dir, dataset, name);
+    sl_store_row_name(file, sizeof file, row, part);
+    for (int json = 0; json < 2; json++) {
+        snprintf(path, sizeof path, "%s/quarantine/%s%s%s%s", store, dir, *dir ? "/" : "", file,
+                 json ? ".json" : ".safetensors");
+        int rc = sum_file(&st, path, err);
+        if (rc) return rc;
+    }
+    *sum = XXH3_64bits_digest(&st);
     return 0;
 }
 

@@ -16,6 +16,11 @@ void sl_store_shard_name(char *buf, size_t cap, uint32_t shard, int open);
 /* Parse a shard file name; 1 and *shard, *open when it is one. */
 int sl_store_shard_parse(const char *name, uint32_t *shard, int *open);
 
+/* The two files of a rejected row: XXH3-64 of the bytes of the .safetensors, then the .json. SL_EDATA: one cannot be
+ * read. */
+int sl_store_quarantine_sum(const char *store, uint32_t dataset, const char *name, uint64_t row, uint32_t part,
+                            uint64_t *sum, sl_err *err);
+
 /* What intake.log says, followed as it grows: data set names, and the part of each row. */
 typedef struct sl_accepted sl_accepted;
 typedef struct sl_accepted_row {

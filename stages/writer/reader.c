@@ -24,6 +24,8 @@ struct sl_reader {
     sl_scratch scratch;
     uint8_t *block;
     uint64_t bytes;
+    sl_window win; /* of a reader that reads ahead */
+    bool shared;   /* rows and logs are another reader's */
     /* the shard or file opened last */
     sl_src src;
     sl_shard_head head;
@@ -73,7 +75,7 @@ int sl_reader_open(sl_reader **out, const char *store, sl_err *err) {
     if (!rc) rc = sl_journal_follow(path, SL_COMMIT_MAGIC, &at, take, r, err);
     if (!rc) rc = sl_accepted_follow(r->in, err); /* after commit.log: every row in it is there */
     if (!rc) rc = sl_codec_ctx_new(&r->ctx, 1, err);
-    if (!rc && !(r->block = malloc(SL_BLOCK_BYTES))) rc = sl_err_set(err, SL_ETEMP, "no memory");
+    if (!rc && !(r->block = aligned_alloc(64, SL_BLOCK_BYTES))) rc = sl_err_set(err, SL_ETEMP, "no memory");
     if (rc) {
         sl_reader_close(r);
         return rc;
@@ -84,13 +86,42 @@ int sl_reader_open(sl_reader **out, const char *store, sl_err *err) {
     return 0;
 }
 
+int sl_reader_again(sl_reader **out, const sl_reader *of, sl_err *err) {
+    sl_block b = {sl_store_block_rows(of->m.set.width, of->m.set.elem_size), of->m.set.width, of->m.set.elem_size};
+    sl_reader *r = malloc(sizeof *r);
+    if (!r) return sl_err_set(err, SL_ETEMP, "no memory");
+    *r = (sl_reader){.m = of->m,
+                     .in = of->in,
+                     .rows = of->rows,
+                     .rejects = of->rejects,
+                     .shared = true,
+                     .src.fd = -1,
+                     .open_shard = SL_NO_SHARD,
+                     .file_row = UINT64_MAX};
+    memcpy(r->store, of->store, sizeof r->store);
+    int rc = sl_codec_ctx_new(&r->ctx, 1, err);
+    if (!rc && !(r->block = aligned_alloc(64, SL_BLOCK_BYTES))) rc = sl_err_set(err, SL_ETEMP, "no memory");
+    if (!rc) rc = sl_window_open(&r->win, sl_codec_bound(b) + (4u << 20), err);
+    if (rc) {
+        sl_reader_close(r);
+        return rc;
+    }
+    *out = r;
+    return 0;
+}
+
 void sl_reader_close(sl_reader *r) {
     if (!r) return;
     if (r->src.fd >= 0) close(r->src.fd);
     sl_codec_ctx_free(r->ctx);
-    sl_accepted_free(r->in);
+    sl_window_close(&r->win);
     free(r->scratch.p);
     free(r->block);
+    if (r->shared) {
+        free(r);
+        return;
+    }
+    sl_accepted_free(r->in);
     free(r->rows.v);
     free(r->rejects.v);
     free(r);
@@ -167,7 +198,10 @@ static int open_path(sl_reader *r, sl_err *err) {
     if (r->src.fd >= 0) close(r->src.fd);
     r->open_shard = SL_NO_SHARD;
     r->file_row = UINT64_MAX;
-    r->src = (sl_src){.fd = open(r->open_name, O_RDONLY | O_CLOEXEC), .name = r->open_name};
+    r->win.have = 0;
+    r->src = (sl_src){.fd = -1, .name = r->open_name, .win = r->win.p ? &r->win : NULL};
+    if (r->win.p) r->src.fd = open(r->open_name, O_RDONLY | O_CLOEXEC | O_DIRECT);
+    if (r->src.fd < 0) r->src.fd = open(r->open_name, O_RDONLY | O_CLOEXEC);
     if (r->src.fd < 0 || fstat(r->src.fd, &st)) return sl_err_sys(err, SL_EDATA, errno, "%s", r->open_name);
     r->src.len = (uint64_t)st.st_size;
     return 0;
@@ -299,66 +333,133 @@ int sl_reader_state(sl_reader *r, uint64_t i, uint32_t k, uint32_t t0, uint32_t 
 
 /* ---- the whole row ---- */
 
+/* Elements whose exponent is all ones, counted in 16-bit lanes that are emptied before they are full. */
+static inline __attribute__((always_inline)) uint64_t count_16(const uint16_t *p, uint64_t n) {
+    uint64_t sum = 0;
+    for (uint64_t at = 0; at < n; at += 16384) {
+        uint64_t e = n - at < 16384 ? n : at + 16384;
+        uint16_t c = 0;
+        for (uint64_t i = at; i < e; i++) c = (uint16_t)(c + ((p[i] & 0x7f80) == 0x7f80));
+        sum += c;
+    }
+    return sum;
+}
+#if defined(__x86_64__)
+__attribute__((target("avx2"))) static uint64_t count_16_avx2(const uint16_t *p, uint64_t n) {
+    return count_16(p, n);
+}
+#endif
+
 static uint64_t count_nonfinite(const void *p, uint64_t bytes, uint32_t elem) {
     uint64_t n = 0;
-    if (elem == 2)
-        for (uint64_t i = 0; i < bytes / 2; i++) n += (((const uint16_t *)p)[i] & 0x7f80) == 0x7f80;
-    else
-        for (uint64_t i = 0; i < bytes / 4; i++) n += (((const uint32_t *)p)[i] & 0x7f800000) == 0x7f800000;
+    if (elem == 2) {
+#if defined(__x86_64__)
+        if (__builtin_cpu_supports("avx2")) return count_16_avx2(p, bytes / 2);
+#endif
+        return count_16(p, bytes / 2);
+    }
+    for (uint64_t i = 0; i < bytes / 4; i++) n += (((const uint32_t *)p)[i] & 0x7f800000) == 0x7f800000;
     return n;
 }
 
-static int check_shard_row(sl_reader *r, const sl_commit_rec *c, uint64_t *sum, uint64_t *bad, sl_err *err) {
-    sl_row_frames f;
+/* Frame i of the row: whole, where it must be behind byte *at of the row, and with zeros around it. Moves *at behind
+ * it. From front to back, so that a window never has to go back; what the payload says comes first in the report. */
+static int check_frame(sl_reader *r, const sl_commit_rec *c, const sl_row_frames *f, uint32_t i, uint64_t *at,
+                       uint64_t *sum, uint64_t *bad, sl_err *err) {
     sl_frame_head h;
-    XXH3_state_t st;
-    int rc = need_shard(r, c, err);
-    if (!rc) rc = sl_row_open(&f, &r->src, &r->head, c->off, c->len, c->T, err);
-    if (rc) return rc;
-    XXH3_64bits_reset(&st);
-    uint64_t at = sl_frame_span(f.meta.enc_len);
-    for (uint32_t i = 0; !rc && i < f.n_frames; i++) {
-        if (f.rel[i] != at)
-            rc = sl_err_set(err, SL_EDATA, "%s: row %" PRIu64 ": frame %u is not where the one before ends",
-                            r->open_name, c->row, i);
-        if (!rc) rc = sl_row_block(&f, &r->src, &r->head, r->ctx, i, r->block, &h, &r->scratch, err);
-        if (rc) { /* name the state even when its header cannot be read */
-            uint32_t blocks = f.n_frames / r->head.n_states;
-            sl_err_wrap(err, "H[%u]", r->head.states[i / blocks].hidx);
-            break;
-        }
-        at += sl_frame_span(h.enc_len);
-        XXH3_64bits_update(&st, &h.raw_sum, 8);
-        *bad += count_nonfinite(r->block, h.raw_len, h.elem_size);
-        r->bytes += h.enc_len;
-        if (!rc) rc = sl_frame_padding(&r->src, h.off, h.enc_len, err);
-        if (rc) sl_err_wrap(err, "row %" PRIu64 " H[%u]", c->row, h.hidx);
+    sl_err gap = {0};
+    const void *states;
+    uint64_t place = c->off + *at;
+    int gap_rc = 0;
+    if (f->rel[i] < f->len && !sl_frame_open(&r->src, &r->head, f->off + f->rel[i], &h, NULL)) {
+        place = sl_frame_place(c->off + *at, h.codec, h.enc_len);
+        if (h.off != place)
+            gap_rc = sl_err_set(&gap, SL_EDATA, "%s: frame %u is not where the one before ends", r->open_name, i);
+        else
+            gap_rc = sl_zeros(&r->src, c->off + *at, place, &gap);
     }
-    if (!rc) rc = sl_frame_padding(&r->src, c->off, f.meta.enc_len, err);
-    uint64_t end_len = sizeof(sl_end_head) + 8ull * f.n_frames;
+    int rc = sl_row_block_view(f, &r->src, &r->head, r->ctx, i, r->block, &states, &h, &r->scratch, err);
+    if (rc) { /* name the state even when its header cannot be read */
+        sl_err_wrap(err, "H[%u]", r->head.states[i / (f->n_frames / r->head.n_states)].hidx);
+        return rc;
+    }
+    *sum = h.raw_sum;
+    *bad += count_nonfinite(states, h.raw_len, h.elem_size);
+    r->bytes += h.enc_len;
+    *at = place - c->off + sl_frame_span(h.enc_len);
+    rc = gap_rc;
+    if (rc && err) *err = gap;
+    if (!rc) rc = sl_frame_padding(&r->src, h.off, h.enc_len, err);
+    if (rc) sl_err_wrap(err, "row %" PRIu64 " H[%u]", c->row, h.hidx);
+    return rc;
+}
+
+/* Where frame i - 1 of the row ends, from the start of the row. */
+static int frame_before(sl_reader *r, const sl_row_frames *f, uint32_t i, uint64_t *at, sl_err *err) {
+    sl_frame_head h = f->meta;
+    *at = 0;
+    if (i && f->rel[i - 1] >= f->len)
+        return sl_err_set(err, SL_EDATA, "%s: row %" PRIu64 ": frame %u lies outside the row", r->open_name,
+                          f->meta.row, i - 1);
+    int rc = i ? sl_frame_open(&r->src, &r->head, f->off + f->rel[i - 1], &h, err) : 0;
+    if (rc == 1) rc = sl_err_set(err, SL_EDATA, "%s: row %" PRIu64 " lacks frame %u", r->open_name, f->meta.row, i - 1);
+    if (!rc) *at = (i ? f->rel[i - 1] : 0) + sl_frame_span(h.enc_len);
+    return rc;
+}
+
+/* What is checked once a row of a shard, whose last state ends at byte `at` of it. */
+static int check_ends(sl_reader *r, const sl_commit_rec *c, const sl_row_frames *f, uint64_t at, sl_err *err) {
+    uint64_t end_len = sizeof(sl_end_head) + 8ull * f->n_frames;
+    int rc = sl_frame_padding(&r->src, c->off, f->meta.enc_len, err);
     if (!rc && at + sl_frame_span(end_len) != c->len)
         rc = sl_err_set(err, SL_EDATA, "%s: row %" PRIu64 ": END is not behind the last state", r->open_name, c->row);
     if (!rc) rc = sl_frame_padding(&r->src, c->off + at, end_len, err);
-    *sum = XXH3_64bits_digest(&st);
-    if (!rc && *sum != f.states_sum)
-        rc = sl_err_set(err, SL_EDATA, "%s: row %" PRIu64 ": END has another states_sum", r->open_name, c->row);
-    if (!rc && (f.meta.seq != c->seq || f.meta.row != c->row || memcmp(f.meta.key, c->key.w, sizeof c->key.w)))
+    if (!rc && f->states_sum != c->states_sum)
+        rc = sl_err_set(err, SL_EDATA, "%s: row %" PRIu64 ": END and commit.log have different states_sum",
+                        r->open_name, c->row);
+    if (!rc && (f->meta.seq != c->seq || f->meta.row != c->row || memcmp(f->meta.key, c->key.w, sizeof c->key.w)))
         rc = sl_err_set(err, SL_EDATA, "%s: the row at %" PRIu64 " is row %" PRIu64 ", commit.log says %" PRIu64,
-                        r->open_name, c->off, f.meta.row, c->row);
+                        r->open_name, c->off, f->meta.row, c->row);
+    return rc;
+}
+
+/* The window may read on to byte `to` of the shard. */
+static void read_ahead(sl_reader *r, uint64_t to) {
+    if (r->src.win) r->src.win->limit = to;
+}
+
+static int check_shard_row(sl_reader *r, const sl_commit_rec *c, uint32_t f0, uint32_t f1, uint64_t *sums,
+                           uint64_t *bad, sl_err *err) {
+    sl_row_frames f;
+    uint64_t at;
+    read_ahead(r, 0);
+    int rc = need_shard(r, c, err);
+    /* A row that fits into the window is read at once; of a longer one first its two ends. */
+    bool whole = r->src.win && c->len + 4096 <= r->src.win->cap;
+    if (!rc && whole) read_ahead(r, c->off + c->len);
+    r->win.ahead = whole ? r->win.cap : SL_BLOCK_BYTES + 16384; /* else frame by frame, with the head of the next */
+    if (!rc) rc = sl_row_open(&f, &r->src, &r->head, c->off, c->len, c->T, err);
+    if (rc) return rc;
+    rc = frame_before(r, &f, f0, &at, err);
+    read_ahead(r, f1 < f.n_frames && f.rel[f1] < c->len ? c->off + f.rel[f1] : c->off + c->len);
+    for (uint32_t i = f0; !rc && i < f1 && i < f.n_frames; i++)
+        rc = check_frame(r, c, &f, i, &at, &sums[i - f0], bad, err);
+    read_ahead(r, 0);
+    if (!rc && f1 >= f.n_frames) rc = check_ends(r, c, &f, at, err);
     sl_row_close(&f);
     return rc;
 }
 
-static int check_file_row(sl_reader *r, uint64_t i, uint64_t *sum, uint64_t *bad, sl_err *err) {
+static int check_file_row(sl_reader *r, uint64_t i, uint64_t *sums, uint64_t *bad, sl_err *err) {
     const sl_commit_rec *c = &r->rows.v[i];
     const sl_capture_set *s = &r->m.set;
     uint32_t br = sl_store_block_rows(s->width, s->elem_size), blocks = (c->T - 1) / br + 1;
     uint64_t rb = (uint64_t)s->width * s->elem_size, K = sl_capture_stacked(s),
              per = K * rb > 0 && SL_BLOCK_BYTES / (K * rb) ? SL_BLOCK_BYTES / (K * rb) : 1;
     XXH3_state_t *st = aligned_alloc(64, s->n * sizeof *st);
-    uint64_t *sums = calloc((uint64_t)s->n * blocks, sizeof *sums);
     uint8_t *buf = malloc(per * K * rb > SL_BLOCK_BYTES ? per * K * rb : SL_BLOCK_BYTES);
-    int rc = st && sums && buf ? need_file(r, i, err) : sl_err_set(err, SL_ETEMP, "no memory");
+    read_ahead(r, UINT64_MAX);
+    int rc = st && buf ? need_file(r, i, err) : sl_err_set(err, SL_ETEMP, "no memory");
     for (uint32_t t = 0; !rc && t < c->T;) { /* tokens in groups that end with their block */
         uint32_t n = (uint32_t)(br - t % br < per ? br - t % br : per);
         if (n > c->T - t) n = c->T - t;
@@ -379,10 +480,8 @@ static int check_file_row(sl_reader *r, uint64_t i, uint64_t *sum, uint64_t *bad
         *bad += count_nonfinite(buf, n * rb, s->elem_size);
         sums[K * blocks + b] = XXH3_64bits(buf, n * rb);
     }
-    if (!rc) *sum = XXH3_64bits(sums, 8ull * s->n * blocks);
     r->bytes += (uint64_t)c->T * s->n * rb;
     free(st);
-    free(sums);
     free(buf);
     return rc;
 }
@@ -425,12 +524,20 @@ static int check_ids(sl_reader *r, uint64_t i, sl_err *err) {
     return rc;
 }
 
-int sl_reader_check(sl_reader *r, uint64_t i, uint64_t *sum, uint64_t *nonfinite, sl_err *err) {
+uint32_t sl_reader_blocks(const sl_reader *r, uint64_t i) {
+    const sl_capture_set *s = &r->m.set;
+    uint32_t T = r->rows.v[i].T;
+    return T ? s->n * ((T - 1) / sl_store_block_rows(s->width, s->elem_size) + 1) : 0;
+}
+
+int sl_reader_check(sl_reader *r, uint64_t i, uint32_t b0, uint32_t b1, uint64_t *sums, uint64_t *nonfinite,
+                    sl_err *err) {
     const sl_commit_rec *c = &r->rows.v[i];
     *nonfinite = 0;
     if (!c->T) return sl_err_set(err, SL_EDATA, "row %" PRIu64 " has no tokens in commit.log", c->row);
-    int rc = r->m.layout == SL_LAYOUT_FILES ? check_file_row(r, i, sum, nonfinite, err)
-                                            : check_shard_row(r, c, sum, nonfinite, err);
-    if (!rc && sl_accepted_rows(r->in)) rc = check_ids(r, i, err);
+    bool files = r->m.layout == SL_LAYOUT_FILES;
+    if (files && b0) return 0; /* a file is one piece: all of it was done with its first block */
+    int rc = files ? check_file_row(r, i, sums, nonfinite, err) : check_shard_row(r, c, b0, b1, sums, nonfinite, err);
+    if (!rc && !b0 && sl_accepted_rows(r->in)) rc = check_ids(r, i, err);
     return rc;
 }

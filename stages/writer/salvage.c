@@ -113,30 +113,6 @@ static int keep_row(job *j, const sl_src *s, uint32_t shard, const sl_frame_head
     return 0;
 }
 
-/* The row whose META is at `off`: its length when all of it is there, 0 when not. */
-static uint64_t row_length(job *j, const sl_src *s, const sl_shard_head *h, const sl_frame_head *meta, uint64_t *sum) {
-    sl_frame_head f;
-    uint32_t br = sl_store_block_rows(h->width, h->elem_size), blocks = (meta->T - 1) / br + 1;
-    uint64_t n = (uint64_t)blocks * h->n_states, at = meta->off + sl_frame_span(meta->enc_len);
-    XXH3_state_t st;
-    XXH3_64bits_reset(&st);
-    for (uint64_t i = 0; i <= n; i++) {
-        if (sl_frame_open(s, h, at, &f, NULL) || f.seq != meta->seq || f.T != meta->T ||
-            memcmp(f.key, meta->key, sizeof f.key))
-            return 0;
-        if (f.kind != (i < n ? SL_FR_STATE : SL_FR_END) || (i < n && (f.k != i / blocks || f.t0 != i % blocks * br)))
-            return 0;
-        if (need(j, f.enc_len + 1, NULL) || sl_frame_read(s, &f, j->buf, NULL)) return 0;
-        if (i < n) XXH3_64bits_update(&st, &f.raw_sum, 8);
-        at += sl_frame_span(f.enc_len);
-    }
-    if (at > s->len) return 0;
-    sl_end_head e;
-    memcpy(&e, j->buf, sizeof e);
-    *sum = XXH3_64bits_digest(&st);
-    return e.states_sum == *sum ? at - meta->off : 0;
-}
-
 static int zero_range(job *j, int fd, uint64_t from, uint64_t to, sl_err *err) {
     static const uint8_t zeros[65536];
     if (from >= to) return 0;
@@ -150,6 +126,41 @@ static int zero_range(job *j, int fd, uint64_t from, uint64_t to, sl_err *err) {
         at += (uint64_t)w;
     }
     return 0;
+}
+
+/* The frame behind byte `at`, there or with its payload on the next page; what lies between is cleared. */
+static int next_frame(job *j, const sl_src *s, const sl_shard_head *h, uint64_t at, sl_frame_head *f) {
+    if (!sl_frame_open(s, h, at, f, NULL))
+        return sl_frame_place(at, f->codec, f->enc_len) != at && f->kind == SL_FR_STATE;
+    uint64_t page = sl_frame_page_place(at);
+    if (page == at || sl_frame_open(s, h, page, f, NULL) || f->kind != SL_FR_STATE ||
+        sl_frame_place(at, f->codec, f->enc_len) != page)
+        return 1;
+    return zero_range(j, s->fd, at, page, NULL);
+}
+
+/* The row whose META is at `off`: its length when all of it is there, 0 when not. */
+static uint64_t row_length(job *j, const sl_src *s, const sl_shard_head *h, const sl_frame_head *meta, uint64_t *sum) {
+    sl_frame_head f;
+    uint32_t br = sl_store_block_rows(h->width, h->elem_size), blocks = (meta->T - 1) / br + 1;
+    uint64_t n = (uint64_t)blocks * h->n_states, at = meta->off + sl_frame_span(meta->enc_len);
+    XXH3_state_t st;
+    XXH3_64bits_reset(&st);
+    for (uint64_t i = 0; i <= n; i++) {
+        if (next_frame(j, s, h, at, &f) || f.seq != meta->seq || f.T != meta->T ||
+            memcmp(f.key, meta->key, sizeof f.key))
+            return 0;
+        if (f.kind != (i < n ? SL_FR_STATE : SL_FR_END) || (i < n && (f.k != i / blocks || f.t0 != i % blocks * br)))
+            return 0;
+        if (need(j, f.enc_len + 1, NULL) || sl_frame_read(s, &f, j->buf, NULL)) return 0;
+        if (i < n) XXH3_64bits_update(&st, &f.raw_sum, 8);
+        at = f.off + sl_frame_span(f.enc_len);
+    }
+    if (at > s->len) return 0;
+    sl_end_head e;
+    memcpy(&e, j->buf, sizeof e);
+    *sum = XXH3_64bits_digest(&st);
+    return e.states_sum == *sum ? at - meta->off : 0;
 }
 
 /* INDEX and footer behind the rows [a, n), then the file ends. */
@@ -373,6 +384,7 @@ static int restore_row(job *j, sl_journal *log, FILE *dat, const whole *w, sl_er
                            .mask_sum = w->c.mask_sum,
                            .data_len = 5ull * w->c.T + mh.id_len,
                            .id_len = mh.id_len};
+        r.data_sum = XXH3_64bits(m.ids, r.data_len);
         rc = append_dat(dat, m.ids, r.data_len, &r.data_off) ? sl_err_set(err, SL_ETEMP, "cannot write intake.dat")
                                                              : sl_journal_append(log, &r, err);
         sl_row_meta_free(&m);
@@ -403,7 +415,8 @@ static int lose_row(job *j, sl_journal *log, FILE *dat, uint64_t seq, uint32_t l
                        .row = seq,
                        .dataset = lost_set,
                        .T = 1,
-                       .data_len = 5};
+                       .data_len = 5,
+                       .data_sum = XXH3_64bits(one, sizeof one)};
     int rc = append_dat(dat, one, sizeof one, &r.data_off) ? sl_err_set(err, SL_ETEMP, "cannot write intake.dat")
                                                            : sl_journal_append(log, &r, err);
     sl_store_dataset_dir(dir, sizeof dir, lost_set, LOST_NAME);
@@ -451,6 +464,7 @@ static int define_sets(job *j, sl_journal *log, FILE *dat, uint32_t *lost_set, s
         const char *name = j->names[d] ? j->names[d] : unknown;
         if (!have[d]) {
             r.data_len = strlen(name);
+            r.data_sum = XXH3_64bits(name, r.data_len);
             if (append_dat(dat, name, r.data_len, &r.data_off))
                 rc = sl_err_set(err, SL_ETEMP, "cannot write intake.dat");
         }
@@ -485,6 +499,7 @@ static int rebuild_intake(job *j, uint64_t n_seq, sl_err *err) {
     if (!rc && n_seq) {
         /* is any sequence number beyond help? then its data set must be defined before the rows */
         sl_intake_rec r = {.kind = SL_IN_DATASET, .dataset = lost_set, .data_len = strlen(LOST_NAME)};
+        r.data_sum = XXH3_64bits(LOST_NAME, r.data_len);
         uint8_t *known = calloc(n_seq, 1);
         uint64_t have = 0;
         for (uint64_t i = 0; known && i < j->intake.n; i++) {
@@ -541,6 +556,14 @@ static int rebuild_commit(job *j, sl_store_stats *st, sl_err *err) {
             w->c = r;
         const sl_accepted_row *was = sl_accepted_at(in, r.seq);
         if (r.kind != SL_CM_REJECT || w || !was || memcmp(&was->key, &r.key, sizeof r.key)) continue;
+        const char *name = sl_accepted_name(in, was->dataset);
+        uint64_t sum = 0;
+        if (r.file_sum && name &&
+            (sl_store_quarantine_sum(j->store, was->dataset, name, was->row, was->part, &sum, NULL) ||
+             sum != r.file_sum)) {
+            j->rep->pending_again++; /* computed again, its files are written again */
+            continue;
+        }
         sl_store_stats_add(st, &r);
         j->rep->rejects++;
         rc = sl_journal_append(log, &r, err);
@@ -559,8 +582,9 @@ static int rebuild_commit(job *j, sl_store_stats *st, sl_err *err) {
                            .k = 0xffff,
                            .token = UINT32_MAX,
                            .shard = SL_NO_SHARD};
+        rc = sl_store_quarantine_sum(j->store, a->dataset, name, a->row, a->part, &r.file_sum, err);
         sl_store_stats_add(st, &r);
-        rc = sl_journal_append(log, &r, err);
+        if (!rc) rc = sl_journal_append(log, &r, err);
     }
     for (uint64_t i = 0; !rc && i < j->n; i++) {
         j->rep->recommitted += !j->rows[i].c.epoch;

@@ -5,13 +5,82 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
+int sl_window_open(sl_window *w, uint64_t cap, sl_err *err) {
+    cap = (cap + (2u << 20) - 1) & ~((2ull << 20) - 1);
+    *w = (sl_window){.p = aligned_alloc(2u << 20, cap), .cap = cap, .ahead = cap};
+    if (!w->p) return sl_err_set(err, SL_ETEMP, "no memory for a window of %" PRIu64 " bytes", cap);
+    madvise(w->p, cap, MADV_HUGEPAGE); /* fewer pages to pin for each read */
+    return 0;
+}
+
+void sl_window_close(sl_window *w) {
+    free(w->p);
+    *w = (sl_window){0};
+}
+
+enum { AHEAD_BELOW = 256 << 10 };
+
+/* Make [off, off + n) lie in the window, and what follows it up to the limit. Bytes that are there already are moved to
+ * the front, not read again. */
+static int slide(const sl_src *s, uint64_t off, uint64_t n, sl_err *err) {
+    sl_window *w = s->win;
+    uint64_t page = off & ~4095ull, keep = 0;
+    if (off >= w->off && off + n <= w->off + w->have) return 0;
+    if (page >= w->off && page < w->off + w->have) {
+        keep = (w->off + w->have - page) & ~4095ull; /* a part of a page at the end of the file is read again */
+        memmove(w->p, w->p + (page - w->off), keep);
+    }
+    w->off = page;
+    w->have = keep;
+    /* Little things: what follows in one large read. A payload: it, and the head that follows. */
+    uint64_t ahead = n < AHEAD_BELOW ? w->ahead : n + 8192, to = w->limit < off + ahead ? w->limit : off + ahead;
+    if (to < off + n) to = off + n;
+    if (to > page + w->cap) to = page + w->cap;
+    to = (to + 4095) & ~4095ull;
+    while (w->have < to - page) {
+        ssize_t r = pread(s->fd, w->p + w->have, to - page - w->have, (off_t)(page + w->have));
+        if (r < 0 && errno == EINTR) continue;
+        if (r < 0) return sl_err_sys(err, SL_EDATA, errno, "%s: reading at %" PRIu64, s->name, page + w->have);
+        w->have += (uint64_t)r;
+        w->read += (uint64_t)r;
+        if (!r || w->have % 4096) break; /* the end of the file */
+    }
+    if (w->have < off - page + n)
+        return sl_err_set(err, SL_EDATA, "%s: the file ends at %" PRIu64 " meanwhile", s->name, page + w->have);
+    return 0;
+}
+
+static int inside(const sl_src *s, uint64_t off, uint64_t n, sl_err *err) {
+    if (off <= s->len && n <= s->len - off) return 0;
+    return sl_err_set(err, SL_EDATA, "%s: bytes %" PRIu64 "+%" PRIu64 " are behind the end of the file (%" PRIu64 ")",
+                      s->name, off, n, s->len);
+}
+
+int sl_src_view(const sl_src *s, uint64_t off, uint64_t n, const uint8_t **p, sl_err *err) {
+    int rc = inside(s, off, n, err);
+    *p = NULL;
+    if (rc) return rc;
+    if (s->fd < 0) *p = s->mem + off;
+    if (s->fd < 0 || !s->win || n + 8192 > s->win->cap) return 0;
+    if ((rc = slide(s, off, n, err))) return rc;
+    *p = s->win->p + (off - s->win->off);
+    return 0;
+}
+
 int sl_src_read(const sl_src *s, uint64_t off, void *dst, uint64_t n, sl_err *err) {
-    if (off > s->len || n > s->len - off)
-        return sl_err_set(err, SL_EDATA,
-                          "%s: bytes %" PRIu64 "+%" PRIu64 " are behind the end of the file (%" PRIu64 ")", s->name,
-                          off, n, s->len);
+    const uint8_t *p;
+    for (uint64_t at = 0, m; s->win && s->fd >= 0 && at < n; at += m) {
+        m = n - at < s->win->cap / 2 ? n - at : s->win->cap / 2;
+        int rc = sl_src_view(s, off + at, m, &p, err);
+        if (!rc && !p) rc = sl_err_set(err, SL_EINTERNAL, "a window of %" PRIu64 " bytes is too small", s->win->cap);
+        if (rc) return rc;
+        memcpy((uint8_t *)dst + at, p, m);
+    }
+    int rc = inside(s, off, n, err);
+    if (rc || (s->win && s->fd >= 0)) return rc;
     if (s->fd < 0) {
         if (n) memcpy(dst, s->mem + off, n);
         return 0;
@@ -104,14 +173,16 @@ static const char *frame_name(const sl_frame_head *f, char buf[96]) {
     return buf;
 }
 
-int sl_frame_read(const sl_src *s, const sl_frame_head *f, void *dst, sl_err *err) {
+static int check_sum(const sl_src *s, const sl_frame_head *f, const void *p, sl_err *err) {
     char nm[96];
+    if (XXH3_64bits(p, f->enc_len) == f->enc_sum) return 0;
+    return sl_err_set(err, SL_EDATA, "%s: %s: the bytes at %" PRIu64 " do not match their checksum", s->name,
+                      frame_name(f, nm), f->off);
+}
+
+int sl_frame_read(const sl_src *s, const sl_frame_head *f, void *dst, sl_err *err) {
     int rc = sl_src_read(s, f->off + sizeof *f, dst, f->enc_len, err);
-    if (rc) return rc;
-    if (XXH3_64bits(dst, f->enc_len) != f->enc_sum)
-        return sl_err_set(err, SL_EDATA, "%s: %s: the bytes at %" PRIu64 " do not match their checksum", s->name,
-                          frame_name(f, nm), f->off);
-    return 0;
+    return rc ? rc : check_sum(s, f, dst, err);
 }
 
 int sl_zeros(const sl_src *s, uint64_t from, uint64_t to, sl_err *err) {
@@ -239,22 +310,38 @@ static int open_block(const sl_row_frames *r, const sl_src *s, const sl_shard_he
     return rc;
 }
 
-int sl_row_block(const sl_row_frames *r, const sl_src *s, const sl_shard_head *h, sl_codec_ctx *c, uint32_t i,
-                 void *dst, sl_frame_head *f, sl_scratch *scratch, sl_err *err) {
+int sl_row_block_view(const sl_row_frames *r, const sl_src *s, const sl_shard_head *h, sl_codec_ctx *c, uint32_t i,
+                      void *dst, const void **states, sl_frame_head *f, sl_scratch *scratch, sl_err *err) {
     char nm[96];
+    const uint8_t *p = NULL;
     int rc = open_block(r, s, h, i, f, err);
-    if (!rc) rc = grow(scratch, f->enc_len + 1, err);
-    if (!rc) rc = sl_frame_read(s, f, scratch->p, err);
+    if (!rc) rc = sl_src_view(s, f->off + sizeof *f, f->enc_len, &p, err);
+    if (!rc && !p) {
+        rc = grow(scratch, f->enc_len + 1, err);
+        if (!rc) rc = sl_src_read(s, f->off + sizeof *f, scratch->p, f->enc_len, err);
+        p = scratch->p;
+    }
+    if (!rc) rc = check_sum(s, f, p, err);
     if (rc) return rc;
-    if ((rc = sl_codec_decode(c, f->codec, (sl_block){f->rows, f->width, f->elem_size}, scratch->p, f->enc_len, dst,
-                              err))) {
+    bool plain = f->codec == SL_CODEC_NONE && f->enc_len == f->raw_len;
+    *states = plain ? p : dst;
+    if (!plain &&
+        (rc = sl_codec_decode(c, f->codec, (sl_block){f->rows, f->width, f->elem_size}, p, f->enc_len, dst, err))) {
         sl_err_wrap(err, "%s: %s", s->name, frame_name(f, nm));
         return rc;
     }
-    if (XXH3_64bits(dst, f->raw_len) != f->raw_sum)
+    if ((plain ? f->enc_sum : XXH3_64bits(dst, f->raw_len)) != f->raw_sum)
         return sl_err_set(err, SL_EDATA, "%s: %s: the decoded states do not match their checksum", s->name,
                           frame_name(f, nm));
     return 0;
+}
+
+int sl_row_block(const sl_row_frames *r, const sl_src *s, const sl_shard_head *h, sl_codec_ctx *c, uint32_t i,
+                 void *dst, sl_frame_head *f, sl_scratch *scratch, sl_err *err) {
+    const void *p;
+    int rc = sl_row_block_view(r, s, h, c, i, dst, &p, f, scratch, err);
+    if (!rc && p != dst) memcpy(dst, p, f->raw_len);
+    return rc;
 }
 
 int sl_row_state(const sl_row_frames *r, const sl_src *s, const sl_shard_head *h, sl_codec_ctx *c, uint32_t k,

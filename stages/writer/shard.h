@@ -6,14 +6,31 @@
 #include "stages/writer/codec.h"
 #include "stages/writer/safetensors_out.h"
 
+/* A piece of a file that was read ahead, for reading it from front to back in large reads without the page cache
+ * (O_DIRECT wants whole pages in memory that starts on one). */
+typedef struct sl_window {
+    uint8_t *p;
+    uint64_t cap;       /* multiple of 4096 */
+    uint64_t off, have; /* bytes [off, off + have) of the file are in p; off is a multiple of 4096 */
+    uint64_t limit;     /* nothing from here on is read ahead */
+    uint64_t ahead;     /* and no more than so many bytes at once */
+    uint64_t read;      /* bytes read from the file so far */
+} sl_window;
+int sl_window_open(sl_window *w, uint64_t cap, sl_err *err); /* SL_ETEMP: no memory */
+void sl_window_close(sl_window *w);
+
 typedef struct sl_src { /* one shard: an fd, or (fd < 0) memory */
     int fd;
     const uint8_t *mem;
     uint64_t len;
     const char *name; /* for messages */
+    sl_window *win;   /* NULL: none */
 } sl_src;
 
 int sl_src_read(const sl_src *s, uint64_t off, void *dst, uint64_t n, sl_err *err); /* SL_EDATA: past the end */
+/* Bytes [off, off + n) where they lie, in memory or in the window (valid until the next read); *p is NULL when there is
+ * neither, or the window is too small: then read them. */
+int sl_src_view(const sl_src *s, uint64_t off, uint64_t n, const uint8_t **p, sl_err *err);
 
 /* Header: magic, version, CRC, 1..SL_MAX_CAPTURES states, width and elem_size within what a block holds. */
 int sl_shard_open(const sl_src *s, sl_shard_head *h, sl_err *err);
@@ -61,6 +78,10 @@ int sl_row_state(const sl_row_frames *r, const sl_src *s, const sl_shard_head *h
 /* One whole block (frame i of the row) into dst (block_rows * width elements at most); its header in *f. */
 int sl_row_block(const sl_row_frames *r, const sl_src *s, const sl_shard_head *h, sl_codec_ctx *c, uint32_t i,
                  void *dst, sl_frame_head *f, sl_scratch *scratch, sl_err *err);
+/* The same, checked in full, but the states are left where they are if nothing has to be decoded: *states is dst, or
+ * lies in the source and is valid until the next read. */
+int sl_row_block_view(const sl_row_frames *r, const sl_src *s, const sl_shard_head *h, sl_codec_ctx *c, uint32_t i,
+                      void *dst, const void **states, sl_frame_head *f, sl_scratch *scratch, sl_err *err);
 /* Footer and index of a sealed shard: entries in a malloc'ed array. */
 int sl_shard_index(const sl_src *s, const sl_shard_head *h, sl_index_entry **out, uint64_t *n, sl_err *err);
 #endif

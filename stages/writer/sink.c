@@ -195,6 +195,7 @@ static int check_cfg(sl_sink *s, sl_err *err) {
         return sl_err_set(err, SL_ECONFIG,
                           "%u states of width %u, %u bytes an element: not something the store can hold", c->n,
                           c->width, c->elem_size);
+    if (!s->cfg.shard_rows || s->cfg.shard_rows > SL_SHARD_ROWS) s->cfg.shard_rows = SL_SHARD_ROWS;
     if (!s->cfg.n_buf) s->cfg.n_buf = 32, s->cfg.buf_bytes = 1u << 20;
     s->block_rows = sl_store_block_rows(c->width, c->elem_size);
     uint64_t frame = sl_codec_bound((sl_block){s->block_rows, c->width, c->elem_size}) + 256;
@@ -323,7 +324,7 @@ int sl_sink_row(sl_sink *s, const sl_row_in *r, sl_err *err) {
     bool shards = s->cfg.manifest.layout == SL_LAYOUT_SHARDS, file = !shards || r->verdict != SL_V_OK;
     int rc = 0;
     if (sl_sink_done(s, r->seq)) return 1;
-    if (shards && s->sh.off >= s->cfg.shard_bytes) rc = roll_shard(s, err);
+    if (shards && (s->sh.off >= s->cfg.shard_bytes || s->sh.n_rows >= s->cfg.shard_rows)) rc = roll_shard(s, err);
     if (!rc && file && s->open && s->open->n_files >= SL_FILE_GROUP_ROWS) rc = sl_sink_close_group(s, err);
     if (!rc) rc = need_group(s, err);
     if (!rc) rc = file ? sl_files_row(s, r, err) : sl_shard_row(s, r, err);

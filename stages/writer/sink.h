@@ -47,12 +47,16 @@ typedef struct sl_row_in {
 
 typedef struct sl_sink_cfg {
     const char *store;
-    sl_manifest manifest; /* set, vocab, layout, codec, paths and hashes; stats are the sink's */
-    int zstd_level;       /* 1..19 */
-    unsigned threads;     /* compression threads, 1 = in the caller */
-    uint64_t shard_bytes, reserve_bytes;
-    bool direct, plain; /* O_DIRECT wanted; pwrite instead of io_uring */
-    unsigned n_buf;     /* 0: 32 buffers of 1 MiB */
+    sl_manifest manifest;                /* set, vocab, layout, codec, paths and hashes; stats are the sink's */
+    int zstd_level;                      /* 1..19 */
+    unsigned threads;                    /* compression threads, 1 = in the caller */
+    uint64_t shard_bytes, reserve_bytes; /* a shard is sealed when it has so many bytes, or */
+    uint64_t shard_rows;                 /* so many rows; 0: SL_SHARD_ROWS, which is also the most */
+    bool direct, plain;                  /* O_DIRECT wanted; pwrite instead of io_uring */
+    bool huge;      /* the pieces lie in huge pages: large blocks of codec none are written from there, not copied. From
+                       ordinary pages that is dearer than a copy into the write buffers, which are on huge ones: the
+                       device is given 256 places a MiB in place of one */
+    unsigned n_buf; /* 0: 32 buffers of 1 MiB */
     uint32_t buf_bytes;
     void *arg;
     void (*on_commit)(void *arg, void **tokens, unsigned n);

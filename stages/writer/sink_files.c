@@ -19,6 +19,7 @@ typedef struct out {
     uint8_t *buf;
     uint32_t at;
     uint64_t len;
+    XXH3_state_t *sum; /* of what is written, when it is wanted */
 } out;
 
 static void put(out *o, const void *p, uint64_t n) {
@@ -30,6 +31,7 @@ static void put(out *o, const void *p, uint64_t n) {
         o->at += m;
         n -= m;
         s = s ? s + m : s;
+        if (o->at == FBUF && o->sum) XXH3_64bits_update(o->sum, o->buf, FBUF);
         for (uint32_t w = 0; o->at == FBUF && !o->res;) {
             ssize_t r = write(o->fd, o->buf + w, FBUF - w);
             if (r < 0 && errno != EINTR) o->res = -errno;
@@ -40,6 +42,7 @@ static void put(out *o, const void *p, uint64_t n) {
 }
 
 static void flush(out *o) {
+    if (o->sum) XXH3_64bits_update(o->sum, o->buf, o->at);
     for (uint32_t w = 0; w < o->at && !o->res;) {
         ssize_t r = write(o->fd, o->buf + w, o->at - w);
         if (r < 0 && errno != EINTR) o->res = -errno;
@@ -173,7 +176,7 @@ static void tmp_path(const file_job *f, const char *suffix, char *buf, size_t ca
 }
 
 /* The reason beside a rejected row's states. */
-static int write_reason(file_job *f) {
+static int write_reason(file_job *f, XXH3_state_t *sum) {
     char path[SL_PATH_MAX + 64];
     size_t cap = 2048 + 6 * (f->r.id_len + strlen(f->r.name)) + 12ull * f->r.T, at = 0;
     char *b = malloc(cap);
@@ -197,6 +200,7 @@ static int write_reason(file_job *f) {
     int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644), res = 0;
     if (fd < 0 || write(fd, b, at) != (ssize_t)at || fdatasync(fd)) res = errno ? -errno : -EIO;
     if (fd >= 0) close(fd);
+    XXH3_64bits_update(sum, b, at);
     free(b);
     return res;
 }
@@ -210,7 +214,9 @@ static void run_write(file_job *f, unsigned worker) {
         f->res = -errno;
         return;
     }
-    out o = {.fd = f->fd, .buf = f->s->fbuf[worker]};
+    XXH3_state_t sum;
+    XXH3_64bits_reset(&sum);
+    out o = {.fd = f->fd, .buf = f->s->fbuf[worker], .sum = f->quarantine ? &sum : NULL};
     f->raw_bytes = 0;
     for (uint32_t i = 0; i < f->r.first[f->s->cfg.manifest.set.n]; i++)
         f->raw_bytes += (uint64_t)f->r.pieces[i].rows * f->s->cfg.manifest.set.width * f->s->cfg.manifest.set.elem_size;
@@ -223,7 +229,8 @@ static void run_write(file_job *f, unsigned worker) {
     flush(&o);
     f->file_len = o.len;
     f->res = o.res;
-    if (!f->res && f->quarantine) f->res = write_reason(f);
+    if (!f->res && f->quarantine) f->res = write_reason(f, &sum);
+    f->file_sum = f->quarantine ? XXH3_64bits_digest(&sum) : 0;
     if (f->res && ftruncate(f->fd, 0)) f->res = -EIO; /* a half file gives its room back at once */
 }
 
@@ -346,6 +353,7 @@ int sl_files_sync(sl_sink *s, group *g) {
             rec->len = f->file_len;
             rec->raw_bytes = f->raw_bytes;
             rec->states_sum = f->states_sum;
+            rec->file_sum = f->file_sum;
         }
         f->phase++;
         if (f->phase == FJ_DONE) continue;

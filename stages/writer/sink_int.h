@@ -18,7 +18,7 @@ typedef struct file_job {
     int fd, res; /* res: 0 or -errno of the last phase */
     enum { FJ_WRITE, FJ_SYNC, FJ_DONE } phase;
     bool quarantine;
-    uint64_t states_sum, raw_bytes, file_len;
+    uint64_t states_sum, raw_bytes, file_len, file_sum; /* file_sum: of the quarantine */
 } file_job;
 
 struct group {
@@ -66,8 +66,10 @@ typedef struct shard {
     uint32_t no;
     uint64_t off, alloc; /* end of what was appended; end of what is allocated */
     bool direct;
+    uint32_t mem_align, off_align; /* of writes from the rings' memory; 0: this file takes none */
     sl_index_entry *index;
-    uint64_t n_index, cap_index;
+    uint64_t n_index, cap_index; /* committed rows, SL_SHARD_ROWS at most */
+    uint64_t n_rows;             /* those, and the ones on their way */
     /* The buffer being filled, and full ones held back until the header of the frame in them is known. */
     uint8_t *buf;
     unsigned buf_idx;

@@ -75,24 +75,24 @@ static int buffer_done(sl_sink *s, uint32_t len, sl_err *err) {
     return rc;
 }
 
+/* All writes that may be are in flight: wait for one. */
+static int wait_write(sl_sink *s, sl_err *err) {
+    int rc = 0;
+    if (s->cfg.on_wait) s->cfg.on_wait(s->cfg.arg, true);
+    if (sl_wio_stalled(s->wio)) {
+        rc = sl_sink_wait_room(s, (uint64_t)sl_wio_stalled(s->wio) * s->cfg.buf_bytes, err);
+        if (!rc) sl_wio_retry(s->wio);
+    }
+    if (!rc) sl_wio_reap(s->wio, true);
+    if (!rc && s->fatal) rc = sl_err_sys(err, SL_EINTERNAL, -s->fatal, "writing shard %u failed", s->sh.no);
+    if (s->cfg.on_wait) s->cfg.on_wait(s->cfg.arg, false);
+    return rc;
+}
+
 static int buffer_get(sl_sink *s, sl_err *err) {
     shard *h = &s->sh;
-    bool waited = false;
     int rc = 0;
-    while (!(h->buf = sl_wio_buf(s->wio, &h->buf_idx))) {
-        if (!waited && s->cfg.on_wait) s->cfg.on_wait(s->cfg.arg, true);
-        waited = true;
-        if (sl_wio_stalled(s->wio)) {
-            if ((rc = sl_sink_wait_room(s, (uint64_t)sl_wio_stalled(s->wio) * s->cfg.buf_bytes, err))) break;
-            sl_wio_retry(s->wio);
-        }
-        sl_wio_reap(s->wio, true);
-        if (s->fatal) {
-            rc = sl_err_sys(err, SL_EINTERNAL, -s->fatal, "writing shard %u failed", h->no);
-            break;
-        }
-    }
-    if (waited && s->cfg.on_wait) s->cfg.on_wait(s->cfg.arg, false);
+    while (!rc && !(h->buf = sl_wio_buf(s->wio, &h->buf_idx))) rc = wait_write(s, err);
     h->buf_at = 0;
     h->buf_off = h->off;
     return rc;
@@ -242,17 +242,108 @@ static int emit_end(sl_sink *s, shard_row *row, sl_err *err) {
     return rc;
 }
 
-/* Bytes of one block straight from its pieces, hashed and copied in one pass over the ring. */
-static int append_pieces(sl_sink *s, const slot *q, XXH3_state_t *st, sl_err *err) {
-    const sl_row_in *r = &q->row->r;
+/* ---- straight from the rings ---- */
+
+/* The part of piece i that lies in the block: its bytes in *p, how many. */
+static uint64_t piece_of(const sl_sink *s, const slot *q, uint32_t i, const uint8_t **p) {
+    const sl_piece *x = &q->row->r.pieces[i];
     uint64_t rb = (uint64_t)s->cfg.manifest.set.width * s->cfg.manifest.set.elem_size;
-    int rc = 0;
-    for (uint32_t i = r->first[q->k]; !rc && i < r->first[q->k + 1]; i++) {
-        const sl_piece *p = &r->pieces[i];
-        uint32_t a = p->t0 > q->t0 ? p->t0 : q->t0, b = p->t0 + p->rows;
-        if (b > q->t0 + q->rows) b = q->t0 + q->rows;
-        if (a < b) rc = append(s, (const uint8_t *)p->p + (a - p->t0) * rb, (b - a) * rb, st, err);
+    uint32_t a = x->t0 > q->t0 ? x->t0 : q->t0, b = x->t0 + x->rows;
+    if (b > q->t0 + q->rows) b = q->t0 + q->rows;
+    if (a >= b) return 0;
+    *p = (const uint8_t *)x->p + (uint64_t)(a - x->t0) * rb;
+    return (b - a) * rb;
+}
+
+/* Whether the file takes the block's pieces as they lie in memory: each starts where the device can read it, and ends,
+ * but for the last, where the next can be written. Widths of which a token is a multiple of 512 bytes always do. */
+static bool takes_direct(const sl_sink *s, const slot *q, uint64_t len) {
+    const shard *h = &s->sh;
+    const sl_row_in *r = &q->row->r;
+    uint64_t at = 0;
+    if (q->out || !s->cfg.huge || !h->off_align || len < SL_DIRECT_BYTES) return false;
+    for (uint32_t i = r->first[q->k]; i < r->first[q->k + 1]; i++) {
+        const uint8_t *p = NULL;
+        uint64_t n = piece_of(s, q, i, &p);
+        if (n && ((uintptr_t)p % h->mem_align || at % h->off_align)) return false;
+        at += n;
     }
+    return at == len;
+}
+
+static int write_from(sl_sink *s, const uint8_t *p, uint64_t n, sl_err *err) {
+    shard *h = &s->sh;
+    while (n) {
+        uint32_t m = n < s->cfg.buf_bytes ? (uint32_t)n : s->cfg.buf_bytes;
+        int rc = allocate(s, h->off + m, err);
+        while (!rc && !sl_wio_write_from(s->wio, p, m, h->off, s->open)) rc = wait_write(s, err);
+        if (rc) return rc;
+        s->open->writes++;
+        h->off += m;
+        p += m;
+        n -= m;
+    }
+    return 0;
+}
+
+/* The payload is summed where it lies and written from there; only what is left of its last page is copied. The header
+ * comes before it and ends a page, so the buffer that it is in can go. */
+static int emit_direct(sl_sink *s, slot *q, sl_frame_head *f, sl_err *err) {
+    shard *h = &s->sh;
+    const sl_row_in *r = &q->row->r;
+    XXH3_state_t st;
+    const uint8_t *p = NULL;
+    uint64_t left = f->enc_len;
+    XXH3_64bits_reset(&st);
+    for (uint32_t i = r->first[q->k]; i < r->first[q->k + 1]; i++) {
+        uint64_t n = piece_of(s, q, i, &p);
+        if (n) XXH3_64bits_update(&st, p, n);
+    }
+    f->raw_sum = f->enc_sum = XXH3_64bits_digest(&st);
+    f->crc = sl_crc32c(0, f, sizeof *f - 4);
+    int rc = append(s, f, sizeof *f, NULL, err);
+    if (!rc && h->buf) rc = buffer_done(s, h->buf_at, err);
+    for (uint32_t i = r->first[q->k]; !rc && i < r->first[q->k + 1]; i++) {
+        uint64_t n = piece_of(s, q, i, &p), whole = n;
+        left -= n;
+        if (n && !left) whole = n - (h->off + n) % SL_SHARD_ALIGN; /* the last: whole pages */
+        if (whole) rc = write_from(s, p, whole, err);
+        if (!rc && n > whole) rc = append(s, p + whole, n - whole, NULL, err);
+    }
+    return rc;
+}
+
+/* The payload goes through buffers, summed on the way. The header holds the sum of what follows it: buffers are held
+ * back until it is filled in. It may straddle two. */
+static int emit_copied(sl_sink *s, slot *q, sl_frame_head *f, sl_err *err) {
+    shard *h = &s->sh;
+    h->hold = true;
+    int rc = h->buf ? 0 : buffer_get(s, err);
+    if (rc) return rc;
+    uint8_t *a = h->buf + h->buf_at;
+    uint32_t na = s->cfg.buf_bytes - h->buf_at < sizeof *f ? s->cfg.buf_bytes - h->buf_at : (uint32_t)sizeof *f;
+    rc = append(s, f, sizeof *f, NULL, err);
+    uint8_t *b = h->buf ? h->buf + h->buf_at - (sizeof *f - na) : NULL;
+    if (rc) return rc;
+    if (q->out) {
+        rc = append(s, q->out, q->len, NULL, err);
+    } else {
+        const sl_row_in *r = &q->row->r;
+        const uint8_t *p = NULL;
+        XXH3_state_t st;
+        XXH3_64bits_reset(&st);
+        for (uint32_t i = r->first[q->k]; !rc && i < r->first[q->k + 1]; i++) {
+            uint64_t n = piece_of(s, q, i, &p);
+            if (n) rc = append(s, p, n, &st, err);
+        }
+        f->raw_sum = f->enc_sum = XXH3_64bits_digest(&st);
+    }
+    f->crc = sl_crc32c(0, f, sizeof *f - 4);
+    memcpy(a, f, na);
+    if (b && na < sizeof *f) memcpy(b, (uint8_t *)f + na, sizeof *f - na);
+    h->hold = false;
+    for (unsigned i = 0; !rc && i < h->n_held; i++) rc = submit(s, h->held[i].idx, h->held[i].len, h->held[i].off, err);
+    h->n_held = 0;
     return rc;
 }
 
@@ -260,43 +351,23 @@ static int emit_state(sl_sink *s, slot *q, sl_err *err) {
     shard *h = &s->sh;
     shard_row *row = q->row;
     const sl_capture_set *c = &s->cfg.manifest.set;
-    uint64_t raw = (uint64_t)q->rows * c->width * c->elem_size;
+    uint64_t raw = (uint64_t)q->rows * c->width * c->elem_size, len = q->out ? q->len : raw;
+    int rc = append(s, NULL, sl_frame_place(h->off, q->used, len) - h->off, NULL, err);
+    if (rc) return rc;
     sl_frame_head f = head_of(s, &row->r, SL_FR_STATE, raw);
     f.k = (uint16_t)q->k;
     f.hidx = sl_capture_label(c, q->k);
     f.t0 = q->t0;
     f.rows = q->rows;
     f.codec = (uint8_t)q->used;
+    f.enc_len = len;
+    f.raw_sum = q->raw_sum;
+    f.enc_sum = q->enc_sum;
     row->rel[row->at] = h->off - row->off;
-    /* The header holds the sum of what follows it: buffers are held back until it is filled in. It may straddle two. */
-    h->hold = true;
-    int rc = h->buf ? 0 : buffer_get(s, err);
-    if (rc) return rc;
-    uint8_t *a = h->buf + h->buf_at;
-    uint32_t na = s->cfg.buf_bytes - h->buf_at < sizeof f ? s->cfg.buf_bytes - h->buf_at : (uint32_t)sizeof f;
-    rc = append(s, &f, sizeof f, NULL, err);
-    uint8_t *b = h->buf ? h->buf + h->buf_at - (sizeof f - na) : NULL;
-    if (rc) return rc;
-    if (q->out) {
-        f.enc_len = q->len;
-        f.raw_sum = q->raw_sum;
-        f.enc_sum = q->enc_sum;
-        rc = append(s, q->out, q->len, NULL, err);
-    } else {
-        XXH3_state_t st;
-        XXH3_64bits_reset(&st);
-        rc = append_pieces(s, q, &st, err);
-        f.raw_sum = f.enc_sum = XXH3_64bits_digest(&st);
-    }
-    if (!rc) rc = append(s, NULL, sl_frame_span(f.enc_len) - sizeof f - f.enc_len, NULL, err);
-    f.crc = sl_crc32c(0, &f, sizeof f - 4);
-    memcpy(a, &f, na);
-    if (na < sizeof f) memcpy(b, (uint8_t *)&f + na, sizeof f - na);
+    rc = takes_direct(s, q, len) ? emit_direct(s, q, &f, err) : emit_copied(s, q, &f, err);
+    if (!rc) rc = append(s, NULL, sl_frame_span(len) - sizeof f - len, NULL, err);
     row->sums[row->at++] = f.raw_sum;
     row->raw_bytes += raw;
-    h->hold = false;
-    for (unsigned i = 0; !rc && i < h->n_held; i++) rc = submit(s, h->held[i].idx, h->held[i].len, h->held[i].off, err);
-    h->n_held = 0;
     return rc;
 }
 
@@ -310,17 +381,15 @@ static void compress(sl_job *j, unsigned worker) {
     uint64_t rb = (uint64_t)c->width * c->elem_size, n = q->rows * rb, at = 0;
     const uint8_t *src = NULL;
     for (uint32_t i = r->first[q->k]; i < r->first[q->k + 1]; i++) {
-        const sl_piece *p = &r->pieces[i];
-        uint32_t a = p->t0 > q->t0 ? p->t0 : q->t0, b = p->t0 + p->rows;
-        if (b > q->t0 + q->rows) b = q->t0 + q->rows;
-        if (a >= b) continue;
-        const uint8_t *from = (const uint8_t *)p->p + (a - p->t0) * rb;
-        if (b - a == q->rows) {
+        const uint8_t *from = NULL;
+        uint64_t m = piece_of(s, q, i, &from);
+        if (!m) continue;
+        if (m == n) {
             src = from; /* in one piece: no gathering */
             break;
         }
-        memcpy(s->scratch[worker] + at, from, (b - a) * rb);
-        at += (b - a) * rb;
+        memcpy(s->scratch[worker] + at, from, m);
+        at += m;
         src = s->scratch[worker];
     }
     sl_block b = {q->rows, c->width, c->elem_size};
@@ -391,6 +460,7 @@ int sl_shard_row(sl_sink *s, const sl_row_in *r, sl_err *err) {
     row->r.first = first;
     int rc = start_group(s, err);
     if (!rc) rc = sl_sink_rec(s, r, &row->rec, err);
+    s->sh.n_rows += !rc;
     if (!rc) rc = queue(s, row, SL_FR_META, 0, 0, 0, err);
     for (uint32_t k = 0; !rc && k < c->n; k++)
         for (uint32_t t = 0; !rc && t < r->T; t += s->block_rows)
@@ -454,6 +524,16 @@ static int sync_dir(sl_sink *s, sl_err *err) {
     return bad ? sl_err_sys(err, SL_EINTERNAL, e, "cannot sync folder %s", path) : 0;
 }
 
+/* What the file asks of writes from memory that is not ours to align. */
+static void ask_alignment(shard *h) {
+    struct statx x;
+    h->mem_align = h->off_align = h->direct ? 0 : 1;
+    if (!h->direct || statx(h->fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &x) || !(x.stx_mask & STATX_DIOALIGN)) return;
+    if (!x.stx_dio_mem_align || !x.stx_dio_offset_align || SL_SHARD_ALIGN % x.stx_dio_offset_align) return;
+    h->mem_align = x.stx_dio_mem_align;
+    h->off_align = x.stx_dio_offset_align;
+}
+
 /* Open shard `no` for appending at `end` (0: a new one). */
 static int open_shard(sl_sink *s, uint32_t no, uint64_t end, sl_err *err) {
     char path[SL_PATH_MAX + 128];
@@ -480,6 +560,8 @@ static int open_shard(sl_sink *s, uint32_t no, uint64_t end, sl_err *err) {
     h->off = end;
     h->alloc = end;
     h->buf = NULL;
+    h->n_rows = h->n_index;
+    ask_alignment(h);
     int rc = sync_dir(s, err);
     return rc ? rc : sl_wio_file(s->wio, h->fd, err);
 }

@@ -1,5 +1,7 @@
 #include "stages/writer/verify.h"
 #include "stages/writer/reader.h"
+#include "stages/writer/workers.h"
+#include "stages/writer/xxh3.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -112,6 +114,66 @@ static int check_logs(look *l, sl_err *err) {
     return 0;
 }
 
+typedef struct dat {
+    look *l;
+    sl_src s;
+    uint64_t at; /* end of the bytes that were looked at */
+    uint8_t *buf;
+    uint64_t cap;
+} dat;
+
+/* Bytes of one record, and the padding in front of them. */
+static int check_dat_record(void *arg, const void *rec, sl_err *err) {
+    dat *d = arg;
+    const sl_intake_rec *r = rec;
+    sl_err e;
+    if (r->kind != SL_IN_ROW && r->kind != SL_IN_DATASET) return 0;
+    if (r->data_off >= d->at && r->data_off - d->at < 8 && sl_zeros(&d->s, d->at, r->data_off, &e))
+        fault(d->l, "%s", e.msg);
+    d->at = r->data_off + r->data_len;
+    if (!r->data_sum) return 0; /* written before there were sums */
+    if (r->data_len > d->s.len) {
+        fault(d->l, "%s: row %" PRIu64 " (seq %" PRIu64 ") has %" PRIu64 " bytes in a file of %" PRIu64, d->s.name,
+              r->row, r->seq, r->data_len, d->s.len);
+        return 0;
+    }
+    if (r->data_len > d->cap) {
+        free(d->buf);
+        d->cap = r->data_len;
+        if (!(d->buf = malloc(d->cap))) return sl_err_set(err, SL_ETEMP, "no memory for %" PRIu64 " bytes", d->cap);
+    }
+    if (sl_src_read(&d->s, r->data_off, d->buf, r->data_len, &e))
+        fault(d->l, "%s", e.msg);
+    else if (XXH3_64bits(d->buf, r->data_len) != r->data_sum)
+        fault(d->l, "%s: the bytes of %s %" PRIu64 " do not match their checksum", d->s.name,
+              r->kind == SL_IN_ROW ? "the row with seq" : "data set",
+              r->kind == SL_IN_ROW ? r->seq : (uint64_t)r->dataset);
+    return 0;
+}
+
+/* Every byte that intake.log points at. */
+static int check_dat(look *l, sl_err *err) {
+    char log[SL_PATH_MAX + 16], path[SL_PATH_MAX + 16];
+    struct stat st;
+    uint64_t from = 0;
+    snprintf(log, sizeof log, "%s/intake.log", l->store);
+    snprintf(path, sizeof path, "%s/intake.dat", l->store);
+    dat d = {.l = l, .s = {.fd = open(path, O_RDONLY | O_CLOEXEC), .name = path}};
+    if (d.s.fd < 0 || fstat(d.s.fd, &st)) {
+        if (l->n_state) fault(l, "%s: %s", path, strerror(errno));
+        if (d.s.fd >= 0) close(d.s.fd);
+        return 0;
+    }
+    d.s.len = (uint64_t)st.st_size;
+    int rc = sl_journal_follow(log, SL_INTAKE_MAGIC, &from, check_dat_record, &d, err);
+    if (rc == SL_EDATA) rc = 0; /* a fault already */
+    sl_err e;
+    if (d.at < d.s.len && d.s.len - d.at < 8 && sl_zeros(&d.s, d.at, d.s.len, &e)) fault(l, "%s", e.msg);
+    free(d.buf);
+    close(d.s.fd);
+    return rc;
+}
+
 /* ---- files of their own ---- */
 
 static int expect(look *l, const char *path, sl_err *err) {
@@ -183,6 +245,22 @@ static void walk_dir(look *l, const char *rel, int depth) {
     closedir(d);
 }
 
+/* What is in quarantine is what was put there. */
+static void check_quarantine(look *l) {
+    for (uint64_t i = 0; i < sl_reader_rejects(l->r); i++) {
+        const sl_commit_rec *c = sl_reader_reject(l->r, i);
+        const char *name = sl_reader_dataset(l->r, c);
+        uint64_t sum;
+        sl_err e;
+        if (!c->file_sum) continue;
+        if (sl_store_quarantine_sum(l->store, c->dataset, name, c->row, sl_reader_part(l->r, c), &sum, &e))
+            fault(l, "row %" PRIu64 " of '%s', rejected: %s", c->row, name, e.msg);
+        else if (sum != c->file_sum)
+            fault(l, "row %" PRIu64 " of '%s', rejected: its files in quarantine do not match their checksum", c->row,
+                  name);
+    }
+}
+
 static int check_trees(look *l, sl_err *err) {
     char path[SL_PATH_MAX + 400], sub[160], name[64];
     int rc = 0;
@@ -209,6 +287,7 @@ static int check_trees(look *l, sl_err *err) {
     walk_dir(l, "quarantine", 0);
     for (uint64_t i = 0; i < l->n_expect; i++)
         if (!l->seen[i]) fault(l, "%s/%s is missing", l->store, l->expect[i]);
+    if (l->o->deep) check_quarantine(l);
     return 0;
 }
 
@@ -381,30 +460,162 @@ static int check_shards(look *l, sl_err *err) {
 
 /* ---- rows ---- */
 
-static void check_row(look *l, uint64_t i) {
+/* Structure and place: the header of the file, or META and END of the row. */
+static void check_structure(look *l, uint64_t i) {
     const sl_commit_rec *c = sl_reader_row(l->r, i);
-    const sl_manifest *m = sl_reader_manifest(l->r);
-    const char *ds = sl_reader_dataset(l->r, c);
+    uint8_t one[16];
     sl_err e;
-    uint64_t sum, bad, raw = (uint64_t)c->T * m->set.n * m->set.width * m->set.elem_size;
-    if (c->raw_bytes != raw)
-        fault(l, "row %" PRIu64 " of '%s': commit.log says %" PRIu64 " bytes of states, %u tokens make %" PRIu64,
-              c->row, ds, c->raw_bytes, c->T, raw);
-    if (!l->o->deep) {
-        uint8_t one[16];
-        /* Structure and place: the header of the file, or META and END of the row. */
-        if (c->T && sl_reader_state(l->r, i, 0, 0, 0, one, &e))
-            fault(l, "row %" PRIu64 " of '%s': %s", c->row, ds, e.msg);
-        return;
+    if (c->T && sl_reader_state(l->r, i, 0, 0, 0, one, &e))
+        fault(l, "row %" PRIu64 " of '%s': %s", c->row, sl_reader_dataset(l->r, c), e.msg);
+}
+
+/* Some blocks of a row, checked by a worker; reported in the order of rows by the thread that called. */
+typedef struct part {
+    sl_job j;
+    struct deep *d;
+    uint64_t row;
+    uint32_t b0, b1, blocks; /* of how many */
+    uint64_t *sums, bad;     /* [b1 - b0] */
+    int rc;
+    sl_err err;
+} part;
+
+typedef struct deep {
+    look *l;
+    sl_reader **reader; /* one a worker */
+    unsigned n;         /* workers; 0: the caller does it */
+    sl_workers *pool;
+    part *parts; /* queue: parts [out, in) */
+    uint64_t cap, in, out;
+    uint64_t *sums, n_sums; /* of the row being put together */
+    uint64_t bad;
+    bool faulty;
+} deep;
+
+enum {
+    PART_BYTES = 32 << 20, /* a longer row is cut, so that it keeps more than one thread busy */
+    PARTS_A_THREAD = 4,
+    SMALL_STORE = 64 << 20, /* below it threads cost more than they save */
+    MIN_THREADS = 8         /* each has one read in flight, and the device wants several */
+};
+
+static void run_part(sl_job *j, unsigned worker) {
+    part *p = (part *)j;
+    p->rc = sl_reader_check(p->d->reader[worker], p->row, p->b0, p->b1, p->sums, &p->bad, &p->err);
+}
+
+/* What came out of the oldest part. */
+static int report_part(deep *d, sl_err *err) {
+    look *l = d->l;
+    part *p = &d->parts[d->out++ % d->cap];
+    const sl_commit_rec *c = sl_reader_row(l->r, p->row);
+    const char *ds = sl_reader_dataset(l->r, c);
+    if (d->pool) sl_workers_wait(d->pool, &p->j);
+    if (!p->b0) d->bad = 0, d->faulty = false;
+    if (p->rc == SL_ETEMP) return sl_err_set(err, SL_ETEMP, "%s", p->err.msg);
+    if (p->rc && !d->faulty) fault(l, "row %" PRIu64 " of '%s': %s", c->row, ds, p->err.msg);
+    d->faulty |= p->rc != 0;
+    d->bad += p->bad;
+    if (p->blocks > d->n_sums) {
+        uint64_t *s = realloc(d->sums, p->blocks * sizeof *s);
+        if (!s) return sl_err_set(err, SL_ETEMP, "no memory");
+        d->sums = s;
+        d->n_sums = p->blocks;
     }
-    if (sl_reader_check(l->r, i, &sum, &bad, &e)) {
-        fault(l, "row %" PRIu64 " of '%s': %s", c->row, ds, e.msg);
-        return;
-    }
+    memcpy(d->sums + p->b0, p->sums, (p->b1 - p->b0) * sizeof *p->sums);
+    free(p->sums);
+    p->sums = NULL;
+    if (p->b1 < p->blocks || d->faulty) return 0;
+    uint64_t sum = XXH3_64bits(d->sums, 8ull * p->blocks);
     if (sum != c->states_sum)
         fault(l, "row %" PRIu64 " of '%s': the states have checksum %016" PRIx64 ", commit.log says %016" PRIx64,
               c->row, ds, sum, c->states_sum);
-    if (bad) fault(l, "row %" PRIu64 " of '%s': %" PRIu64 " elements are NaN or infinite", c->row, ds, bad);
+    if (d->bad) fault(l, "row %" PRIu64 " of '%s': %" PRIu64 " elements are NaN or infinite", c->row, ds, d->bad);
+    return 0;
+}
+
+static int put_part(deep *d, uint64_t row, uint32_t b0, uint32_t b1, uint32_t blocks, sl_err *err) {
+    int rc = d->in - d->out == d->cap ? report_part(d, err) : 0;
+    part *p = &d->parts[d->in % d->cap];
+    if (rc) return rc;
+    *p = (part){.j.run = run_part, .d = d, .row = row, .b0 = b0, .b1 = b1, .blocks = blocks};
+    if (!(p->sums = calloc(b1 - b0 + 1ull, sizeof *p->sums))) return sl_err_set(err, SL_ETEMP, "no memory");
+    d->in++;
+    if (d->pool)
+        sl_workers_put(d->pool, &p->j);
+    else
+        run_part(&p->j, 0);
+    return 0;
+}
+
+static int put_row(deep *d, uint64_t i, sl_err *err) {
+    const sl_manifest *m = sl_reader_manifest(d->l->r);
+    uint32_t blocks = sl_reader_blocks(d->l->r, i);
+    uint64_t block = (uint64_t)sl_store_block_rows(m->set.width, m->set.elem_size) * m->set.width * m->set.elem_size;
+    uint32_t step = block < PART_BYTES ? (uint32_t)(PART_BYTES / (block + !block)) : 1;
+    int rc = 0;
+    if (d->l->o->part_blocks) step = d->l->o->part_blocks;
+    if (m->layout == SL_LAYOUT_FILES || !blocks) return put_part(d, i, 0, blocks, blocks, err);
+    for (uint32_t b = 0; !rc && b < blocks; b += step)
+        rc = put_part(d, i, b, blocks - b < step ? blocks : b + step, blocks, err);
+    return rc;
+}
+
+static int open_deep(deep *d, sl_err *err) {
+    unsigned n = d->l->o->threads;
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    if (!n) n = d->l->rep->stored_bytes < SMALL_STORE ? 1 : cores * 2 > MIN_THREADS ? (unsigned)cores * 2 : MIN_THREADS;
+    if (n > 64) n = 64;
+    d->cap = n > 1 ? (uint64_t)n * PARTS_A_THREAD : 1;
+    d->parts = calloc(d->cap, sizeof *d->parts);
+    d->reader = calloc(n, sizeof(sl_reader *));
+    if (!d->parts || !d->reader) return sl_err_set(err, SL_ETEMP, "no memory");
+    if (n == 1) {
+        d->reader[0] = d->l->r;
+        return 0;
+    }
+    int rc = 0;
+    for (; !rc && d->n < n; d->n += !rc) rc = sl_reader_again(&d->reader[d->n], d->l->r, err);
+    return rc ? rc : sl_workers_open(&d->pool, n, -1, err);
+}
+
+static int check_deep(look *l, sl_err *err) {
+    deep d = {.l = l};
+    uint64_t n = sl_reader_rows(l->r);
+    int rc = open_deep(&d, err);
+    for (uint64_t i = 0; !rc && i < n; i++) {
+        rc = put_row(&d, i, err);
+        if (l->o->progress) l->o->progress(l->o->arg, i + 1, n);
+    }
+    while (!rc && d.out < d.in) rc = report_part(&d, err);
+    sl_workers_close(d.pool); /* finishes what is queued */
+    l->rep->read_bytes = sl_reader_bytes_read(l->r);
+    for (unsigned i = 0; i < d.n; i++) {
+        l->rep->read_bytes += sl_reader_bytes_read(d.reader[i]);
+        sl_reader_close(d.reader[i]);
+    }
+    for (uint64_t i = 0; d.parts && i < d.cap; i++) free(d.parts[i].sums);
+    free(d.parts);
+    free(d.reader);
+    free(d.sums);
+    return rc;
+}
+
+static int check_rows(look *l, sl_err *err) {
+    const sl_manifest *m = sl_reader_manifest(l->r);
+    uint64_t n = sl_reader_rows(l->r);
+    for (uint64_t i = 0; i < n; i++) {
+        const sl_commit_rec *c = sl_reader_row(l->r, i);
+        uint64_t raw = (uint64_t)c->T * m->set.n * m->set.width * m->set.elem_size;
+        if (c->raw_bytes != raw)
+            fault(l, "row %" PRIu64 " of '%s': commit.log says %" PRIu64 " bytes of states, %u tokens make %" PRIu64,
+                  c->row, sl_reader_dataset(l->r, c), c->raw_bytes, c->T, raw);
+        if (l->o->deep) continue;
+        check_structure(l, i);
+        if (l->o->progress) l->o->progress(l->o->arg, i + 1, n);
+    }
+    l->rep->read_bytes = sl_reader_bytes_read(l->r);
+    return l->o->deep ? check_deep(l, err) : 0;
 }
 
 int sl_store_verify(const char *store, const sl_verify_opts *o, sl_verify_report *rep, sl_err *err) {
@@ -422,13 +633,10 @@ int sl_store_verify(const char *store, const sl_verify_opts *o, sl_verify_report
     }
     l.in = sl_reader_accepted(l.r);
     rc = check_logs(&l, err);
+    if (!rc && o->deep) rc = check_dat(&l, err);
     if (!rc) rc = check_trees(&l, err);
     if (!rc && sl_reader_manifest(l.r)->layout == SL_LAYOUT_SHARDS) rc = check_shards(&l, err);
-    for (uint64_t i = 0; !rc && i < sl_reader_rows(l.r); i++) {
-        check_row(&l, i);
-        if (o->progress) o->progress(o->arg, i + 1, sl_reader_rows(l.r));
-    }
-    rep->read_bytes = sl_reader_bytes_read(l.r);
+    if (!rc) rc = check_rows(&l, err);
     for (uint64_t i = 0; i < l.n_expect; i++) free(l.expect[i]);
     free(l.expect);
     free(l.seen);

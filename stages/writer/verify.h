@@ -19,6 +19,8 @@
 
 typedef struct sl_verify_opts {
     bool deep;
+    unsigned threads;     /* of deep: reading and decoding. 0: as many as pay, one where little is to be read */
+    uint32_t part_blocks; /* blocks of a row that a thread takes at once; 0: about 32 MiB */
     void (*progress)(void *arg, uint64_t rows, uint64_t total); /* may be NULL */
     void *arg;
 } sl_verify_opts;

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 typedef struct op {
-    uint8_t *buf;
+    const uint8_t *buf;
     uint64_t off;
     uint32_t len, at; /* at: bytes taken so far */
     void *tag;
@@ -17,7 +17,7 @@ typedef struct op {
 } op;
 
 struct sl_wio {
-    unsigned n_buf, n_ops; /* ops: one a buffer, then syncs */
+    unsigned n_buf, n_ops; /* ops: one a buffer, as many for the caller's memory, then syncs */
     uint32_t buf_bytes;
     op *ops;
     uint8_t *mem;
@@ -25,7 +25,7 @@ struct sl_wio {
     bool uring, fixed, reg_file;
     int fd;
     unsigned flying, stalled, undone;
-    unsigned next; /* where the search for a free buffer starts */
+    unsigned next, next_from; /* where the search for a free buffer or operation starts */
     const char *why;
     sl_wio_done done;
     void *arg;
@@ -39,7 +39,7 @@ static void start_ring(sl_wio *w, int efd, bool plain) {
     w->why = "the kernel or a sandbox refuses io_uring";
     if (io_uring_queue_init_params(w->n_ops, &w->ring, &p) < 0) return;
     struct iovec *v = calloc(w->n_buf, sizeof *v);
-    for (unsigned i = 0; v && i < w->n_buf; i++) v[i] = (struct iovec){w->ops[i].buf, w->buf_bytes};
+    for (unsigned i = 0; v && i < w->n_buf; i++) v[i] = (struct iovec){w->mem + (size_t)i * w->buf_bytes, w->buf_bytes};
     /* Registered memory counts against RLIMIT_MEMLOCK; without it the same writes work, a little dearer. */
     w->fixed = v && io_uring_register_buffers(&w->ring, v, w->n_buf) == 0;
     free(v);
@@ -54,7 +54,8 @@ int sl_wio_open(sl_wio **out, unsigned n_buf, uint32_t buf_bytes, int efd, bool 
                 sl_err *err) {
     sl_wio *w = calloc(1, sizeof *w);
     if (!w) return sl_err_set(err, SL_ETEMP, "no memory for the write engine");
-    *w = (sl_wio){.n_buf = n_buf, .n_ops = n_buf + N_SYNCS, .buf_bytes = buf_bytes, .fd = -1, .done = done, .arg = arg};
+    *w = (sl_wio){
+        .n_buf = n_buf, .n_ops = 2 * n_buf + N_SYNCS, .buf_bytes = buf_bytes, .fd = -1, .done = done, .arg = arg};
     w->ops = calloc(w->n_ops, sizeof *w->ops);
     w->mem = mmap(NULL, (size_t)n_buf * buf_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (!w->ops || w->mem == MAP_FAILED) {
@@ -115,7 +116,7 @@ void *sl_wio_buf(sl_wio *w, unsigned *idx) {
         w->ops[k].st = HELD;
         w->next = k + 1;
         *idx = k;
-        return w->ops[k].buf;
+        return w->mem + (size_t)k * w->buf_bytes;
     }
     return NULL;
 }
@@ -146,7 +147,7 @@ static void submit(sl_wio *w, unsigned i) {
     int fd = w->reg_file ? 0 : w->fd;
     if (o->kind == SL_WIO_SYNC)
         io_uring_prep_fsync(s, fd, IORING_FSYNC_DATASYNC);
-    else if (w->fixed)
+    else if (w->fixed && i < w->n_buf)
         io_uring_prep_write_fixed(s, fd, o->buf + o->at, o->len - o->at, o->off + o->at, (int)i);
     else
         io_uring_prep_write(s, fd, o->buf + o->at, o->len - o->at, o->off + o->at);
@@ -157,7 +158,7 @@ static void submit(sl_wio *w, unsigned i) {
     while (io_uring_submit(&w->ring) == -EINTR) {}
 }
 
-void sl_wio_write(sl_wio *w, unsigned idx, uint32_t len, uint64_t off, void *tag) {
+static void start_write(sl_wio *w, unsigned idx, uint32_t len, uint64_t off, void *tag) {
     op *o = &w->ops[idx];
     o->kind = SL_WIO_WRITE;
     o->len = len;
@@ -168,12 +169,28 @@ void sl_wio_write(sl_wio *w, unsigned idx, uint32_t len, uint64_t off, void *tag
     submit(w, idx);
 }
 
+void sl_wio_write(sl_wio *w, unsigned idx, uint32_t len, uint64_t off, void *tag) {
+    start_write(w, idx, len, off, tag);
+}
+
+bool sl_wio_write_from(sl_wio *w, const void *p, uint32_t len, uint64_t off, void *tag) {
+    for (unsigned i = 0; i < w->n_buf; i++) {
+        unsigned k = w->n_buf + (w->next_from + i) % w->n_buf;
+        if (w->ops[k].st != FREE) continue;
+        w->next_from = (k + 1) % w->n_buf;
+        w->ops[k].buf = p;
+        start_write(w, k, len, off, tag);
+        return true;
+    }
+    return false;
+}
+
 void sl_wio_sync(sl_wio *w, void *tag) {
-    unsigned i = w->n_buf;
+    unsigned i = 2 * w->n_buf;
     while (w->ops[i].st != FREE) { /* more syncs than commit groups can be in flight: wait for one */
         if (++i < w->n_ops) continue;
         sl_wio_reap(w, true);
-        i = w->n_buf;
+        i = 2 * w->n_buf;
     }
     w->ops[i].kind = SL_WIO_SYNC;
     w->ops[i].tag = tag;
@@ -226,7 +243,7 @@ void sl_wio_reap(sl_wio *w, bool wait) {
 }
 
 void sl_wio_retry(sl_wio *w) {
-    for (unsigned i = 0; i < w->n_buf; i++)
+    for (unsigned i = 0; i < 2 * w->n_buf; i++)
         if (w->ops[i].st == STALLED) {
             w->stalled--;
             submit(w, i);

@@ -2,8 +2,11 @@
  * operation among them. One file at a time is written, from one thread.
  *
  * With io_uring a write is submitted and reported later; on kernels without it (or where a sandbox forbids it) every
- * call does its pwrite at once and reports it at the next reap, and sl_wio_uring says so. Buffers are the engine's own:
- * io_uring can't register read-only or file mappings, so nothing is ever written straight from a ring.
+ * call does its pwrite at once and reports it at the next reap, and sl_wio_uring says so.
+ *
+ * Bytes are written from the engine's own registered buffers, or straight from the caller's memory (sl_wio_write_from):
+ * io_uring cannot register memory that is mapped read-only, as a ring's payload is, so the kernel pins those pages for
+ * each write, which costs much less than copying them.
  *
  * A write is reported done only when every byte was taken; a full disk (ENOSPC, EDQUOT) is reported as -ENOSPC and the
  * buffer is kept until sl_wio_retry writes it again. Any other failure is reported as its -errno and is final. */
@@ -32,6 +35,10 @@ int sl_wio_file(sl_wio *w, int fd, sl_err *err);
 void *sl_wio_buf(sl_wio *w, unsigned *idx);
 /* Write len bytes of buffer idx at off. The buffer is free again when it is done. */
 void sl_wio_write(sl_wio *w, unsigned idx, uint32_t len, uint64_t off, void *tag);
+/* Write len bytes of the caller's memory at off, which stay as they are until it is reported. For a file opened with
+ * O_DIRECT, p, len and off are multiples of what the file asks for. false: as many as there are buffers are in flight:
+ * reap first. */
+bool sl_wio_write_from(sl_wio *w, const void *p, uint32_t len, uint64_t off, void *tag);
 void sl_wio_sync(sl_wio *w, void *tag); /* fdatasync of everything reported done before */
 /* Hand out completions; with `wait`, block until there is at least one (returns at once when nothing is in flight). */
 void sl_wio_reap(sl_wio *w, bool wait);

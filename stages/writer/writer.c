@@ -6,6 +6,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 typedef struct batch { /* a batch that was handed to the sink; its token */
     struct batch *next;
@@ -521,6 +522,15 @@ int sl_writer_run(sl_writer *w, sl_err *err) {
 
 /* ---- open and close ---- */
 
+/* Whether all chunk rings lie in huge pages: memfds tell by their block size. */
+static bool rings_are_huge(const sl_boot *b) {
+    struct stat st;
+    for (unsigned g = 0; g < b->dp; g++)
+        for (unsigned r = 0; r < b->tp; r++)
+            if (fstat(b->groups[g].chunk_fd[r], &st) || st.st_blksize < 2 << 20) return false;
+    return true;
+}
+
 static int open_lane(sl_writer *w, unsigned g, sl_err *err) {
     lane *l = &w->lanes[g];
     const sl_boot_group *b = &w->b->groups[g];
@@ -549,6 +559,7 @@ int sl_writer_open(sl_writer **out, const sl_stage *st, sl_err *err) {
                      .shard_bytes = b->shard_bytes ? b->shard_bytes : 4ull << 30,
                      .reserve_bytes = b->reserve_bytes,
                      .direct = b->direct_io,
+                     .huge = rings_are_huge(b),
                      .arg = w,
                      .on_commit = on_commit,
                      .on_pause = on_pause,

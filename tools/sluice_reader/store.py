@@ -14,10 +14,10 @@ JREC = 128
 BLOCK_BYTES = 4 << 20
 INTAKE = np.dtype([("magic", "<u4"), ("kind", "<u2"), ("length", "<u2"), ("seq", "<u8"), ("key", "<u8", 2), ("content", "<u8", 2),
                    ("row", "<u8"), ("dataset", "<u4"), ("part", "<u4"), ("T", "<u4"), ("mask_sum", "<u4"), ("data_off", "<u8"), ("data_len", "<u8"),
-                   ("id_len", "<u4"), ("reason", "<u2"), ("flags", "<u2"), ("limits", "<u4", 4), ("pad", "V12"), ("crc", "<u4")])
+                   ("id_len", "<u4"), ("reason", "<u2"), ("flags", "<u2"), ("limits", "<u4", 4), ("data_sum", "<u8"), ("pad", "V4"), ("crc", "<u4")])
 COMMIT = np.dtype([("magic", "<u4"), ("kind", "<u2"), ("length", "<u2"), ("seq", "<u8"), ("key", "<u8", 2), ("row", "<u8"), ("dataset", "<u4"),
                    ("T", "<u4"), ("epoch", "<u4"), ("verdict", "<u2"), ("k", "<u2"), ("token", "<u4"), ("shard", "<u4"), ("off", "<u8"), ("len", "<u8"),
-                   ("raw_bytes", "<u8"), ("nll", "<f4"), ("mask_sum", "<u4"), ("states_sum", "<u8"), ("time_ns", "<u8"), ("pad", "V8"), ("spare", "<u4"),
+                   ("raw_bytes", "<u8"), ("nll", "<f4"), ("mask_sum", "<u4"), ("states_sum", "<u8"), ("time_ns", "<u8"), ("file_sum", "<u8"), ("spare", "<u4"),
                    ("crc", "<u4")])
 FRAME = np.dtype([("magic", "<u4"), ("version", "u1"), ("kind", "u1"), ("codec", "u1"), ("elem", "u1"), ("off", "<u8"), ("seq", "<u8"), ("row", "<u8"),
                   ("dataset", "<u4"), ("part", "<u4"), ("k", "<u2"), ("n_states", "<u2"), ("hidx", "<u4"), ("t0", "<u4"), ("rows", "<u4"), ("T", "<u4"),
@@ -45,6 +45,12 @@ def _log(path, magic, dtype):
     rec = raw[:len(raw) // JREC * JREC].view(dtype)
     bad = np.flatnonzero((rec["magic"] != magic) | (rec["length"] != JREC))
     return rec[:bad[0]] if len(bad) else rec
+
+
+def manifest_sum(text):
+    """The checksum that belongs into the text of a manifest: XXH3-64 with zeros in place of the digits."""
+    at = text.rindex(b'"checksum": "xxh3:') + 18
+    return f"xxh3:{xxhash.xxh3_64_intdigest(text[:at] + b'0' * 16 + text[at + 16:]):016x}"
 
 
 def _dataset_dir(index, name):
@@ -156,10 +162,13 @@ class Store:
     def __init__(self, path):
         self.path = os.fspath(path)
         try:
-            with open(os.path.join(self.path, "manifest.json"), encoding="utf-8") as f:
-                m = json.load(f)
-            if m["format"] != "sluice-store" or m["version"] != 1:
+            with open(os.path.join(self.path, "manifest.json"), "rb") as f:
+                text = f.read()
+            m = json.loads(text)
+            if m["format"] != "sluice-store" or m["version"] != 2:
                 raise StoreError(f"{path}: format {m['format']} version {m['version']} is not readable here")
+            if xxhash and manifest_sum(text) != m["checksum"]:
+                raise StoreError(f"{path}: manifest.json does not match its checksum")
             self.manifest, self.layout, self.width = m, m["layout"], m["model"]["width"]
             self.n_layers, self.elem = m["model"]["n_layers"], {"bf16": 2, "f32": 4}[m["states"]["dtype"]]
             self.captures = [(c["h"], bool(c["final_norm"])) for c in m["states"]["captures"]]
@@ -239,7 +248,7 @@ class Store:
 
     def _frame(self, path, off, kind, row):
         f = np.frombuffer(self._pread(path, off, 128), FRAME)[0]
-        if f["magic"] != FRAME_MAGIC or f["version"] != 1 or f["kind"] != kind or f["off"] != off or f["seq"] != row.seq:
+        if f["magic"] != FRAME_MAGIC or f["version"] != 2 or f["kind"] != kind or f["off"] != off or f["seq"] != row.seq:
             raise StoreError(f"{path}: no frame of kind {kind} of {row} at {off}")
         return f
 
