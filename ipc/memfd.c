@@ -27,7 +27,10 @@ int sl_memfd_create(const char *name, uint64_t bytes, bool huge, const void *ini
     if (ftruncate(fd, (off_t)bytes) < 0)
         rc = sl_err_sys(err, SL_ETEMP, errno, "%s: size %" PRIu64 " bytes", name, bytes);
     /* fallocate takes the pages now: with an empty pool or no memory it fails here, not as SIGBUS in a stage. */
-    if (!rc && fallocate(fd, 0, 0, (off_t)bytes) < 0)
+    /* (hugetlb gives up whenever anything wants the thread's attention.) */
+    int r = -1, tries = 0;
+    while (!rc && (r = fallocate(fd, 0, 0, (off_t)bytes)) < 0 && errno == EINTR && ++tries < 1000) {}
+    if (!rc && r < 0)
         rc = sl_err_sys(err, SL_ETEMP, errno, "%s: cannot allocate %" PRIu64 " bytes of shared memory", name, bytes);
     if (!rc && init_len) {
         int e = fill(fd, bytes, huge, init, init_len);
