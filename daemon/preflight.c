@@ -362,7 +362,8 @@ int sl_preflight_resolve(sl_preflight *p, sl_config *c, sl_topo *t, sl_err *err)
     p->index = b->layout == SL_LAYOUT_SHARDS ? 3ull * SL_SHARD_ROWS * sizeof(sl_index_entry) / 2 : 0;
     p->writer += p->index;
     p->total = p->rings + p->feeder + p->gather + p->writer + 16 * MIB;
-    if (p->on_host) p->total += (uint64_t)b->dp * b->tp * (p->rank_weights + p->rank_workspace);
+    /* On GPUs only the buffers that weights are read through count here. */
+    p->total += (uint64_t)b->dp * b->tp * (p->on_host ? p->rank_weights + p->rank_workspace : p->model.pinned_bytes);
     p->available = c->memory_limit ? c->memory_limit : sl_memory_available();
     return SL_OK;
 fail:
@@ -411,11 +412,14 @@ void sl_preflight_print(const sl_preflight *p, const sl_config *c, FILE *f) {
         (unsigned long long)n->chunks, b->n_captures, b->tp, (unsigned long long)n->payloads,
         (unsigned long long)n->descriptors);
     fprintf(f,
-            "memory    %.0f MiB %s = shared rings %.0f + %u x (weights %.0f + workspace %.0f)%s + feeder %.0f + gather "
+            "memory    %.0f MiB %s = shared rings %.0f + %u x %s%.0f (weights %.0f + workspace %.0f%s) + feeder %.0f + "
+            "gather "
             "%.0f + writer %.0f (%.0f for the open shard's index) + sluiced 16; available %.0f MiB\n",
-            mib(p->total), p->on_host ? "in all" : "on the host", mib(p->rings), ranks, mib(p->rank_weights),
-            mib(p->rank_workspace), p->on_host ? "" : " on the GPUs", mib(p->feeder), mib(p->gather), mib(p->writer),
-            mib(p->index), mib(p->available));
+            mib(p->total), p->on_host ? "in all" : "on the host", mib(p->rings), ranks,
+            p->on_host ? "" : "pinned read buffers ",
+            mib(p->on_host ? p->rank_weights + p->rank_workspace : p->model.pinned_bytes), mib(p->rank_weights),
+            mib(p->rank_workspace), p->on_host ? "" : " each on the GPUs", mib(p->feeder), mib(p->gather),
+            mib(p->writer), mib(p->index), mib(p->available));
     fprintf(f, "store     %s, layout %s, codec %s\n", b->store, b->layout == SL_LAYOUT_FILES ? "files" : "shards",
             codecs[b->codec]);
     if (c->expect_tokens)
