@@ -226,6 +226,11 @@ static void salvage_logs(void **state) {
     assert_int_equal(r.lost, 1); /* the rejected row is in no shard */
     assert_true(r.manifest_rebuilt);
     assert_int_equal(rig_check(&sr), 13);
+    sh("echo >>$(ls quarantine/sluice-salvage-lost*/*.json)%s%s", "", ""); /* a lost row stays lost */
+    must_say("rejected: its files in quarantine");
+    r = salvage();
+    assert_int_equal(r.pending_again, 0);
+    assert_int_equal(r.rejects, 1);
     rig_free(&sr);
     build_for_salvage();
     sh("printf xx | dd of=intake.log bs=1 seek=%s conv=notrunc 2>/dev/null%s", "900", "");

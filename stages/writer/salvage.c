@@ -558,12 +558,15 @@ static int rebuild_commit(job *j, sl_store_stats *st, sl_err *err) {
         if (r.kind != SL_CM_REJECT || w || !was || memcmp(&was->key, &r.key, sizeof r.key)) continue;
         const char *name = sl_accepted_name(in, was->dataset);
         uint64_t sum = 0;
-        if (r.file_sum && name &&
-            (sl_store_quarantine_sum(j->store, was->dataset, name, was->row, was->part, &sum, NULL) ||
-             sum != r.file_sum)) {
+        bool same = !r.file_sum || !name ||
+                    (!sl_store_quarantine_sum(j->store, was->dataset, name, was->row, was->part, &sum, NULL) &&
+                     sum == r.file_sum);
+        if (!same && strcmp(name, LOST_NAME)) {
             j->rep->pending_again++; /* computed again, its files are written again */
             continue;
         }
+        if (!same)
+            r.file_sum = sum; /* a lost row cannot be computed: what is in its files is only a note that it was */
         sl_store_stats_add(st, &r);
         j->rep->rejects++;
         rc = sl_journal_append(log, &r, err);

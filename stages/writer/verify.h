@@ -1,11 +1,15 @@
-/* verify: is this store what its logs say, and do the logs agree? Looked at both ways:
+/* verify: is this store what its logs say, and do the logs agree? Looked at both ways.
  *
- *   manifest    readable; when it says complete, its counts are those of commit.log
- *   logs        whole; every commit and reject speaks of an accepted row (seq, row, key, tokens) and of each only once
- *   forward     every committed row is where commit.log says, whole, with the right header; every rejected row has its
- * states and its reason in quarantine/ backward    every file, and every frame of every shard, belongs to a committed
- * row; index and footer of sealed shards agree deep        all states decoded: block checksums, states_sum, finiteness,
- * ids and mask against intake.dat, padding
+ * Manifest: readable, with its checksum; when it says complete, its counts are those of commit.log. Logs: whole; every
+ * commit and reject speaks of an accepted row (seq, row, key, tokens) and of each only once. Forward: every committed
+ * row is where commit.log says, whole, with the right header; every rejected row has its states and its reason in
+ * quarantine. Backward: every file, and every frame of every shard, belongs to a committed row; index and footer of
+ * sealed shards agree.
+ *
+ * Deep: also every byte is read. All states are decoded: block checksums, states_sum, finiteness, ids and mask against
+ * intake.dat, padding; the checksums of intake.dat and of the files in quarantine. Any flipped bit is found, and named
+ * by row and state where there is one. Shards are read past the page cache by several threads, so that it goes at the
+ * speed of the disk or of the decoder.
  *
  * Rows accepted and neither committed nor rejected are pending: no fault, the next run computes them. Safe beside a
  * running writer (it looks at the logs first), though rows that come meanwhile are notes. */
