@@ -126,6 +126,7 @@ static int peer_memory(sl_coll *coll, void *base, uint64_t bytes, sl_err *err) {
     if (!ok) {
         c->closed = 1;
         coll->how = c->inner->how;
+        coll->overlaps = c->inner->overlaps;
     }
     return 0;
 }
