@@ -183,7 +183,7 @@ static int make_memory(sl_forward *f, const sizes *z, sl_err *err) {
     }
     f->pos_host = malloc((size_t)z->cap * 4);
     f->cu_host = malloc((size_t)f->o.max_rows * 8);
-    f->micro = malloc((size_t)f->o.max_rows * sizeof *f->micro);
+    f->micro = malloc(((size_t)f->o.max_rows + 1) * sizeof *f->micro); /* one row may become two */
     if (!f->pos_host || !f->cu_host || !f->micro) return sl_err_set(err, SL_ETEMP, "forward: out of memory");
     for (int r = 0; r < 2; r++) {
         int rc = make_rope(f, r, z->rope, err);
@@ -271,13 +271,28 @@ static int32_t middle(const sl_forward_row *rows, int32_t n_rows) {
     return i;
 }
 
+/* Two halves cut inside a row, where whole rows would make them too uneven to hide each other's sums. */
+static int cut_inside(sl_forward *f, const sl_forward_row *rows, int32_t n_rows, int64_t left) {
+    int64_t n = rows[n_rows - 1].t0 + rows[n_rows - 1].T, mid = n / 2;
+    if (!f->coll->overlaps || n < 2 || n > f->micro_tokens || (8 * left >= 3 * n && 8 * left <= 5 * n)) return 0;
+    if (mid >= 128) mid -= mid % 128;
+    for (int32_t i = 0; i < n_rows; i++) f->cu_host[i] = (int32_t)rows[i].t0;
+    f->cu_host[n_rows] = (int32_t)n;
+    f->micro[0] = (sl_micro){.t0 = 0, .T = mid, .cu = f->cu_host, .S = n_rows};
+    f->micro[1] = (sl_micro){.t0 = mid, .T = n - mid};
+    f->n_micro = f->attn_step = 2;
+    return 1;
+}
+
 /* Whole rows side by side up to the budget. The default budget is the batch itself, or half of it where sums over the
  * ranks run beside compute: one half is computed while the other is added up. A row's own results do not depend on the
  * cut (every op works row by row, attention sequence by sequence). */
 static void cut_micro(sl_forward *f, const sl_forward_row *rows, int32_t n_rows) {
     int64_t budget = f->o.micro_tokens ? f->o.micro_tokens : f->cap_tokens;
     int32_t *cu = f->cu_host, half = f->coll->overlaps ? middle(rows, n_rows) : 0;
+    if (cut_inside(f, rows, n_rows, rows[half].t0)) return;
     f->n_micro = 0;
+    f->attn_step = 1;
     for (int32_t i = 0; i < n_rows;) {
         sl_micro *mb = &f->micro[f->n_micro++];
         *mb = (sl_micro){.t0 = rows[i].t0, .cu = cu};
@@ -329,7 +344,8 @@ static int run_layer(sl_forward *f, int l, sl_err *err) {
         at += align_up(need);
     }
     const sl_layer_spec *ls = &f->m->spec.layer[l];
-    for (int32_t i = 0; i < f->n_micro && !rc; i++) rc = sl_forward_attention(f, &w, ls, &f->micro[i], err);
+    for (int32_t i = 0; i < f->n_micro && !rc; i += f->attn_step)
+        rc = sl_forward_attention(f, &w, ls, &f->micro[i], f->attn_step, err);
     int32_t step = mlp_at_once(f, ls);
     for (int32_t i = 0; i < f->n_micro && !rc; i += step) rc = sl_forward_mlp(f, &w, ls, &f->micro[i], step, err);
     return rc ? sl_err_wrap(err, "layer %d", l) : 0;

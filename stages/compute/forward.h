@@ -1,9 +1,9 @@
 /* forward: prefill of one batch, layer-major, with capture. No decode, no KV cache beyond the layer in hand, no logits
  * unless asked. A batch is one or more micro-batches of whole sequences (<= micro_tokens unless one row is longer); for
  * each layer the weights are prepared once, then every micro-batch runs through it, attention first. Where the sums
- * over ranks run beside compute, a batch of two or more rows is cut in two, so that the sum of one half is hidden
- * behind the computation of the other. Layers above the highest captured state are not run. All workspaces are
- * allocated once, in sl_forward_create; the plan is printed by the caller from sl_forward_plan. */
+ * over ranks run beside compute, a batch is cut in two (inside a row where that is needed), so that the sum of one half
+ * is hidden behind the computation of the other. Layers above the highest captured state are not run. All workspaces
+ * are allocated once, in sl_forward_create; the plan is printed by the caller from sl_forward_plan. */
 #ifndef SL_COMPUTE_FORWARD_H
 #define SL_COMPUTE_FORWARD_H
 #include "stages/compute/weights.h"

@@ -3,7 +3,8 @@
 #define SL_COMPUTE_FORWARD_INTERNAL_H
 #include "stages/compute/forward.h"
 
-/* Rows that go through a layer together: tokens [t0, t0+T) of the batch, cu[0..S] relative to t0. */
+/* Tokens [t0, t0+T) of the batch that go through a layer together. They are whole rows, cu[0..S] relative to t0; or
+ * halves of the batch cut inside a row, which go through attention together, with the cu of both in the first. */
 typedef struct sl_micro {
     int64_t t0, T;
     int32_t S;
@@ -52,7 +53,7 @@ struct sl_forward {
     /* host memory */
     int32_t *pos_host, *cu_host;
     sl_micro *micro;
-    int32_t n_micro;
+    int32_t n_micro, attn_step; /* attention takes so many micro-batches at once: 1, or 2 when a row is cut */
 };
 
 /* Matrices of a layer that `prepare` may repack; returns how many (<= SL_LAYER_MATS). */
@@ -61,8 +62,9 @@ int sl_forward_layer_mats(sl_layer_weights *w, sl_mat *out[SL_LAYER_MATS]);
 
 /* Both halves of a layer on tokens [t0, t0+T): a block waits for the residual, reads it, and leaves its result on the
  * way into it: behind sl_forward_settle, or at the start of the next block, it is there. w holds prepared matrices. */
-int sl_forward_attention(sl_forward *f, const sl_layer_weights *w, const sl_layer_spec *ls, sl_micro *mb, sl_err *err);
-/* The MLP of the micro-batches mb[0..n) in one piece; they lie side by side. */
+int sl_forward_attention(sl_forward *f, const sl_layer_weights *w, const sl_layer_spec *ls, sl_micro *mb, int32_t n,
+                         sl_err *err);
+/* Both take the micro-batches mb[0..n), which lie side by side, in one piece. */
 int sl_forward_mlp(sl_forward *f, const sl_layer_weights *w, const sl_layer_spec *ls, sl_micro *mb, int32_t n,
                    sl_err *err);
 int sl_forward_settle(sl_forward *f, sl_micro *mb, sl_err *err);

@@ -153,26 +153,40 @@ static int enter_block(sl_forward *f, const sl_vec *w, sl_micro *mb, int32_t n, 
     return norm(f, xn, s->width, h, s->width, T, 1, w, s->eps, err);
 }
 
-int sl_forward_attention(sl_forward *f, const sl_layer_weights *w, const sl_layer_spec *ls, sl_micro *mb, sl_err *err) {
+/* The share of attention's result on its way into the residual, one micro-batch after the other. */
+static int output_products(sl_forward *f, const sl_layer_weights *w, const sl_attn *a, sl_micro *mb, int32_t n,
+                           sl_err *err) {
+    const uint8_t *o = f->ws + f->at.o;
+    if (adds_itself(f, &w->o_bias, &w->post_attn_norm))
+        return f->ops->linear_add(f->ops->ctx, residual(f, mb->t0), f->m->spec.width, o, a->o_stride, mb->T, &w->o,
+                                  err);
+    for (int32_t i = 0; i < n; i++) {
+        TRY(lin(f, part_of(f, mb[i].t0), o, a->o_stride, mb[i].T, &w->o, &w->o_bias, err));
+        TRY(begin_sum(f, &w->post_attn_norm, &mb[i], err));
+        o += (uint64_t)(mb[i].T * a->o_stride) * f->es;
+    }
+    return 0;
+}
+
+int sl_forward_attention(sl_forward *f, const sl_layer_weights *w, const sl_layer_spec *ls, sl_micro *mb, int32_t n,
+                         sl_err *err) {
     const sl_spec *s = &f->m->spec;
     sl_ops *p = f->ops;
     sl_attn a = sl_forward_attn(f->m, w, ls);
-    uint8_t *h = residual(f, mb->t0), *o = f->ws + f->at.o;
     const int32_t *pos = f->pos + mb->t0;
     const float *cs = f->rope[ls->rope];
-    TRY(enter_block(f, &w->attn_norm, mb, 1, mb->T, err));
+    int64_t T = 0;
+    for (int32_t i = 0; i < n; i++) T += mb[i].T;
+    TRY(enter_block(f, &w->attn_norm, mb, n, T, err));
     const uint8_t *v = f->ws + f->at.v;
     if (s->attn == SL_ATTN_MLA) {
-        TRY(qkv_mla(f, w, &a, mb->T, pos, cs, err));
+        TRY(qkv_mla(f, w, &a, T, pos, cs, err));
         v += (uint64_t)s->nope_dim * f->es;
     } else {
-        TRY(qkv_gqa(f, w, &a, mb->T, pos, cs, err));
+        TRY(qkv_gqa(f, w, &a, T, pos, cs, err));
     }
-    TRY(p->attention(p->ctx, o, f->ws + f->at.q, f->ws + f->at.k, v, mb->cu, mb->S, &a, err));
-    if (adds_itself(f, &w->o_bias, &w->post_attn_norm))
-        return p->linear_add(p->ctx, h, s->width, o, a.o_stride, mb->T, &w->o, err);
-    TRY(lin(f, part_of(f, mb->t0), o, a.o_stride, mb->T, &w->o, &w->o_bias, err));
-    return begin_sum(f, &w->post_attn_norm, mb, err);
+    TRY(p->attention(p->ctx, f->ws + f->at.o, f->ws + f->at.q, f->ws + f->at.k, v, mb->cu, mb->S, &a, err));
+    return output_products(f, w, &a, mb, n, err);
 }
 
 /* out (+)= down(glu(gate(x), up(x))): the dense MLP or the shared expert */
