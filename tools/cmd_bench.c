@@ -85,7 +85,9 @@ static const sl_cli forward_cli = {
     "sluice bench forward",
     "",
     "forward pass, tokens a second",
-    "Runs one batch through the layers below the highest captured state and prints the median and best speed.",
+    "Runs one batch through the layers below the highest captured state and prints the median and best speed, the "
+    "floor "
+    "(its linear products at the rate of one large product here) and what fraction of that rate was reached.",
     "  sluice bench forward --config tests/golden/llama --threads 2\n  sluice bench forward --config K2.5 --rank-of 8 "
     "--backend cuda",
     forward_opts,
@@ -141,6 +143,11 @@ static json_t *forward_json(const char *what, const sl_bench_result *r) {
     json_object_set_new(j, "tok_per_cpu_s", json_real(r->cpu_tok_s));
     json_object_set_new(j, "gflop_per_token", json_real(r->gflop_per_token));
     json_object_set_new(j, "gflop_s", json_real(r->gflops));
+    if (r->ceiling_gflops > 0) {
+        json_object_set_new(j, "ceiling_gflop_s", json_real(r->ceiling_gflops));
+        json_object_set_new(j, "floor_s", json_real((double)r->tokens * r->gflop_per_token / r->ceiling_gflops));
+        json_object_set_new(j, "fraction", json_real(r->gflops / r->ceiling_gflops));
+    }
     json_object_set_new(j, "seconds", runs);
     if (r->capture_median_tok_s > 0) {
         json_object_set_new(j, "capture_tok_s", json_real(r->capture_median_tok_s));

@@ -10,7 +10,7 @@
 static struct {
     const char *backend, *precision, *format, *how;
     uint64_t threads, repeat, inner, tokens, width, out, rows, length, heads, kv_heads, dqk, dv, window, experts, top_k,
-        shared, ranks;
+        shared, ranks, link;
 } bo;
 
 #define COMMON                                                                                                         \
@@ -62,6 +62,10 @@ static const sl_cli_opt allreduce_opts[] = {{"Size", 0, SL_CLI_HEAD, NULL, NULL,
                                             SIZE("ranks", "N", "ranks (default 2)", ranks),
                                             SIZE("tokens", "N", "tokens (default 8192)", tokens),
                                             SIZE("width", "H", "elements a token (default 7168)", width),
+                                            SIZE("link", "GB/s",
+                                                 "what the link between two GPUs takes one way, for the floor "
+                                                 "(default 450: NVLink of an H100 or H200)",
+                                                 link),
                                             {"how", 0, SL_CLI_CHOICE, "best|nccl|ring",
                                              "best: onto a residual, as the forward pass adds up, by copies between "
                                              "GPUs; nccl: the same over NCCL; ring: NCCL's own all-reduce (default "
@@ -91,7 +95,7 @@ static void defaults(int which) {
     bo.tokens = which == ALLREDUCE ? 8192 : 16384;
     bo.width = which == GEMM ? 4096 : 7168, bo.out = which == GEMM ? 14336 : 2048;
     bo.rows = 8, bo.length = 2048, bo.heads = 32, bo.kv_heads = 8, bo.dqk = bo.dv = 128;
-    bo.experts = 384, bo.top_k = 8, bo.shared = 1, bo.ranks = 2;
+    bo.experts = 384, bo.top_k = 8, bo.shared = 1, bo.ranks = 2, bo.link = 450;
 }
 
 static void set_int(json_t *j, const char *key, uint64_t v) {
@@ -124,8 +128,12 @@ static int print(int which, const sl_bench_op_result *r) {
     if (which == ALLREDUCE) { /* every byte is sent and received (n - 1) / n times, twice */
         json_object_set_new(j, "how", json_string(r->how));
         json_object_set_new(j, "bytes", json_integer((json_int_t)r->bytes));
-        json_object_set_new(j, "bus_gb_s",
-                            json_real(r->bytes * 2 * (double)(bo.ranks - 1) / (double)bo.ranks / s / 1e9));
+        double moved = r->bytes * 2 * (double)(bo.ranks - 1) / (double)bo.ranks / 1e9;
+        json_object_set_new(j, "bus_gb_s", json_real(moved / s));
+        if (strcmp(r->how, "host memory") != 0) {
+            json_object_set_new(j, "floor_ms", json_real(moved / (double)bo.link * 1e3));
+            json_object_set_new(j, "fraction", json_real(moved / s / (double)bo.link));
+        }
     } else {
         json_object_set_new(j, "tflop_s", json_real(r->flop / s / 1e12));
         json_object_set_new(j, "gb_s", json_real(r->bytes / s / 1e9));

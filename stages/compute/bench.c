@@ -1,4 +1,5 @@
 #include "stages/compute/bench.h"
+#include "stages/compute/bench_ops.h"
 #include "stages/compute/bench_ranks.h"
 #include "stages/compute/forward.h"
 #include "ipc/metrics.h"
@@ -299,6 +300,13 @@ static int one_rank(bench *b, sl_bench_result *out, sl_err *err) {
     return rc ? rc : measure(b, out, err);
 }
 
+/* With the model's memory given back. A bench is worth printing without it. */
+static void find_ceiling(sl_bench_result *out, const sl_bench_opts *o) {
+    sl_err why = {0};
+    double flop_s = 0;
+    if (!sl_bench_ceiling(&flop_s, o->backend, o->precision, o->threads, &why)) out->ceiling_gflops = flop_s / 1e9;
+}
+
 /* ---- a group ---- */
 typedef struct group_arg {
     const sl_bench_opts *o;
@@ -321,6 +329,7 @@ static int member_main(void *arg, int rank, void *result, sl_err *err) {
     int rc = one_rank(b, result, err);
     close_bench(b);
     free(b);
+    if (!rc && !rank) find_ceiling(result, g->o);
     return rc;
 }
 
@@ -351,6 +360,7 @@ int sl_bench_forward(sl_bench_result *out, const sl_bench_opts *o, sl_err *err) 
     int rc = one_rank(b, out, err);
     close_bench(b);
     free(b);
+    if (!rc) find_ceiling(out, o);
     return rc;
 }
 

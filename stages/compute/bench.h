@@ -44,6 +44,9 @@ typedef struct sl_bench_result {
     double capture_median_tok_s;    /* 0 when not measured */
     double gflop_per_token, gflops; /* 2 * linear parameters touched a token; and that times median tok/s */
     double capture_bytes_per_token;
+    /* A large dense product in the same process afterwards; 0: there was no memory for it. The floor of a run is its
+     * linear products at that rate: attention, norms and memory come on top. */
+    double ceiling_gflops;
     /* a group: */
     const char *how;                            /* they add up (sl_coll.how) */
     double unsummed_s[SL_BENCH_MAX_RUNS];       /* without sums, ascending */

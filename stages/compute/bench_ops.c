@@ -181,6 +181,14 @@ static int run(const kind *k, sl_bench_op_result *r, const sl_bench_op_opts *o, 
     return rc ? rc : ceiling(o, r, err);
 }
 
+int sl_bench_ceiling(double *flop_s, int backend, int precision, int threads, sl_err *err) {
+    sl_bench_op_opts o = {.backend = backend, .precision = precision, .threads = threads};
+    sl_bench_op_result r = {0};
+    int rc = ceiling(&o, &r, err);
+    *flop_s = r.ceiling_flop_s;
+    return rc;
+}
+
 /* ---- gemm ---- */
 static int prepare_gemm(bench *b, sl_bench_op_result *r, sl_err *err) {
     const sl_bench_op_opts *o = b->o;

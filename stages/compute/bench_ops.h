@@ -26,6 +26,8 @@ typedef struct sl_bench_op_result {
     const char *how;       /* allreduce: sl_coll.how */
 } sl_bench_op_result;
 
+/* What one large dense product reaches here (device 0): the ceiling of everything made of products. */
+int sl_bench_ceiling(double *flop_s, int backend, int precision, int threads, sl_err *err);
 /* Causal attention over rows x length tokens. flop counts the causal half. */
 int sl_bench_attention(sl_bench_op_result *r, const sl_bench_op_opts *o, sl_err *err);
 /* out[tokens, out] = x[tokens, width] * W^T */
