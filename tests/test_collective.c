@@ -1,6 +1,7 @@
 /* collective: sums over ranks that are threads, at several widths and sizes, against a sum made here; agreement; a life
  * left behind. Run under ThreadSanitizer too. */
 #include "stages/compute/collective.h"
+#include "stages/compute/collective_slices.h"
 #include <pthread.h>
 #include <stdarg.h>
 #include <setjmp.h>
@@ -187,8 +188,32 @@ static void test_refused(void **state) {
     fclose(f);
 }
 
+/* Slices of sums between GPUs: side by side, nothing left out, starts on 64 elements, none wider than what is kept for
+ * it; pieces of the others have places of their own. */
+static void test_slices(void **state) {
+    (void)state;
+    static const int64_t sizes[] = {1, 63, 64, 65, 127, 128, 1000, 4096, 1000003, (int64_t)131072 * 7168};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        for (int tp = 1; tp <= 64; tp++) {
+            int64_t at = 0, lo, hi;
+            for (int r = 0; r < tp; r++, at = hi) {
+                sl_slice(sizes[i], tp, r, &lo, &hi);
+                assert_int_equal(lo, at);
+                assert_true(hi >= lo && hi - lo <= sl_slice_widest(sizes[i], tp));
+                assert_true(lo % 64 == 0 || lo == sizes[i]);
+            }
+            assert_int_equal(at, sizes[i]);
+        }
+    for (int me = 0; me < 8; me++) {
+        unsigned taken = 0;
+        for (int from = 0; from < 8; from++)
+            if (from != me) taken |= 1u << sl_slice_place(me, from);
+        assert_int_equal(taken, 0x7f);
+    }
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sums), cmocka_unit_test(test_epochs),
-                                       cmocka_unit_test(test_refused)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_slices), cmocka_unit_test(test_sums),
+                                       cmocka_unit_test(test_epochs), cmocka_unit_test(test_refused)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
