@@ -1,5 +1,6 @@
 /* gguf: typed access, and every way in which a file can lie about itself. Files are built here byte by byte. */
 #include "stages/compute/gguf.h"
+#include <math.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -203,6 +204,14 @@ static void test_lies(void **state) {
     w.n = 0;
     head(&w, 3, 0, 1), str(&w, "general.alignment"), u32(&w, SL_GV_U32), u32(&w, 0), pad(&w, 32, 0);
     refuse(&w, "general.alignment");
+    static const float odd[] = {NAN, -NAN, INFINITY, -INFINITY, -32, 0.5f, 48.5f, 3e38f, 2097152};
+    for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) { /* a number is whatever type the file gives it */
+        uint32_t bits;
+        memcpy(&bits, &odd[i], 4);
+        w.n = 0;
+        head(&w, 3, 0, 1), str(&w, "general.alignment"), u32(&w, SL_GV_F32), u32(&w, bits), pad(&w, 32, 0);
+        refuse(&w, "general.alignment");
+    }
     w.n = 0;
     head(&w, 3, 1, 0), tensor(&w, "t", 2, UINT64_C(1) << 40, UINT64_C(1) << 40, 0, 0), pad(&w, 32, 64);
     refuse(&w, "absurd shape");

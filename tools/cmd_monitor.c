@@ -153,7 +153,8 @@ static void draw_events(screen *s, const msgpack_object *m) {
             v->via.array.ptr[0].type != MSGPACK_OBJECT_FLOAT64)
             continue;
         const msgpack_object *p = v->via.array.ptr;
-        time_t t = (time_t)p[0].via.f64;
+        double sec = p[0].via.f64;
+        time_t t = sec > 0 && sec < 1e15 ? (time_t)sec : 0; /* not a NaN either */
         struct tm tm;
         char when[16] = "";
         if (localtime_r(&t, &tm)) strftime(when, sizeof when, "%H:%M:%S", &tm);

@@ -395,8 +395,9 @@ static int parse_file(sl_gguf *g, uint32_t file, gguf_kv **kv_out, uint64_t *n_k
                               kv[i].key.s);
     double align = 32;
     const gguf_kv *a = find_kv(kv, nk, "general.alignment");
-    if (a && (scalar(a->type, a->at, &align) || align < 1 || align > (1 << 20) || align != (double)(uint64_t)align ||
-              ((uint64_t)align & ((uint64_t)align - 1))))
+    /* Asked so that a NaN fails: only what lies in the range may become an integer. */
+    if (a && (scalar(a->type, a->at, &align) || !(align >= 1 && align <= (1 << 20)) ||
+              align != (double)(uint64_t)align || ((uint64_t)align & ((uint64_t)align - 1))))
         return sl_err_set(err, SL_EDATA, "%s: general.alignment is not a power of two up to 1 MiB", f->path);
     memset(&g->tensor[g->n_tensors], 0, (nt + 1) * sizeof *tensor);
     for (uint64_t i = 0; i < nt; i++)
