@@ -263,6 +263,42 @@ static void waits_for_the_writer(void) {
     rig_close(&g);
 }
 
+/* Ends in wrong places, and what follows each garbled, so that the rest of a batch looks like batches of its own: its
+ * rows are rejected, and the next batch is all right. */
+static int place;
+static rig_act false_ends(rig *g, uint32_t r, sl_desc *d, uint16_t *p) {
+    (void)g, (void)p;
+    sl_desc_chunk *c = (sl_desc_chunk *)(void *)d;
+    if (r) return ACT_KEEP;
+    place++;
+    if (place == 3 || place == 5 || place == 7) c->h.kind = SL_DESC_END;
+    if (place > 3 && place < 9) c->bpos = UINT64_C(1) << 40;
+    if (place == 6) c->h.epoch = 77;
+    return ACT_KEEP;
+}
+
+static void ends_in_wrong_places(void) {
+    rig g;
+    rig_open(&g, 2);
+    sl_gather *ga = NULL;
+    CHECK(!sl_gather_open(&ga, &g.st, &g.e), "%s", g.e.msg);
+    rig_hooks h = {.desc = false_ends};
+    sl_desc_sample s[RIG_MAX_ROWS];
+    bool full;
+    for (uint64_t b = 0; b < 3; b++) {
+        sl_desc_batch got = {0};
+        rig_feed(&g, ROWS, T, NULL);
+        for (uint32_t r = 0; r < 2; r++) rig_rank(&g, r, b ? NULL : &h);
+        while (sl_gather_turn(ga, &full, &g.e) > 0) {}
+        uint32_t n = rig_take(&g, s, &got);
+        CHECK(n == ROWS && got.bpos == b, "batch %llu: %u rows of batch %llu", (unsigned long long)b, n,
+              (unsigned long long)got.bpos);
+        CHECK(got.rejected == (b ? 0 : ROWS), "batch %llu: %u rows rejected", (unsigned long long)b, got.rejected);
+    }
+    sl_gather_close(ga);
+    rig_close(&g);
+}
+
 int main(void) {
     if (!getenv("SHOW")) {
         int null = open("/dev/null", O_WRONLY);
@@ -284,6 +320,7 @@ int main(void) {
     finished_batch_of_a_dead_group();
     dead_epoch_after_a_restart();
     waits_for_the_writer();
+    ends_in_wrong_places();
     printf("%d failures\n", failures);
     return failures != 0;
 }

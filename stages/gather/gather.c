@@ -31,6 +31,7 @@ typedef struct group {
     uint32_t floor; /* descriptors of older epochs are stale */
     bool open;      /* the checker is set on batch cur */
     bool swept;     /* the writer has something to sweep */
+    bool suspect;   /* the batch before this one had a rejected row */
     bool ready;     /* every lane is done, verdicts are made: waits for room */
     sl_batch_view v;
     sl_check *check;
@@ -181,6 +182,10 @@ static fate judge(sl_gather *g, group *gr, unsigned r, const sl_desc *d) {
     uint32_t e = d->h.epoch, now = ctl_epoch(g, gr), base = gr->epoch ? gr->epoch : gr->floor;
     uint64_t bpos = desc_bpos(d);
     bool impossible = e == 0 || e > now;
+    /* Behind a batch that was not as it should be may lie what is left of it: with an end in the wrong place, it would
+     * be taken for the start of this one, and end it too early again. Nothing is lost by passing it: a start that is
+     * garbled is missed. */
+    if (!l->started && gr->suspect && bpos != gr->cur && bpos != gr->cur + 1) return SKIP;
     if (impossible) {
         sl_check_condemn(gr->check, SL_V_EPOCH, r, e, now);
     } else if (e < base) {
@@ -336,6 +341,7 @@ static void report_batch(sl_gather *g, group *gr) {
         bad++;
         log_rejected(g, gr, i, &gr->rows[i]);
     }
+    gr->suspect = bad > 0;
     g->batches++;
     sl_metric_add(g->st->metrics, SL_M_BATCHES, 1);
     sl_metric_add(g->st->metrics, SL_M_BYTES_RAW, sl_check_bytes(gr->check));

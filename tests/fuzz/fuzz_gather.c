@@ -1,6 +1,7 @@
 /* Hostile descriptors against gather: the input patches what two ranks publish for a batch (drops, repeats, changed
  * bytes), also with the group's epoch moving on. Whatever comes, gather must not crash, must not give a row that was
- * not delivered whole the verdict OK, and the batch after the next clean one must be all right. */
+ * not delivered whole the verdict OK, and after a few clean batches all must be right again: one in which the damage
+ * ends, and one for each descriptor that was changed, since each may look like the end of a batch. */
 #include "ipc/log.h"
 #include "stages/gather/gather.h"
 #include <sys/mman.h>
@@ -13,7 +14,7 @@ static uint8_t next(void) {
     return left ? left--, *in++ : 0;
 }
 
-static int states_changed;
+static int states_changed, descs_changed;
 
 static rig_act spoil(rig *g, uint32_t rank, sl_desc *d, uint16_t *payload) {
     (void)g, (void)rank;
@@ -28,6 +29,7 @@ static rig_act spoil(rig *g, uint32_t rank, sl_desc *d, uint16_t *payload) {
         states_changed = 1;
         return ACT_KEEP;
     }
+    descs_changed++;
     for (int n = op & 3; n >= 0; n--) { /* pay_end stays: the rig takes it from the ring */
         uint8_t at = next() % 64, v = next();
         ((uint8_t *)d)[at] = v;
@@ -41,7 +43,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static rig g;
     in = data;
     left = size;
-    states_changed = 0;
+    states_changed = descs_changed = 0;
     sl_log_init("fuzz", SL_ERROR);
     rig_open(&g, 2);
     rig_hooks h = {.desc = spoil};
@@ -62,7 +64,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     sl_desc_batch b = {0};
     uint64_t last = UINT64_MAX;
     rig_take(&g, s, &b);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 3 + descs_changed && (i < 3 || b.rejected); i++) {
         rig_feed(&g, 6, T, NULL);
         rig_ranks(&g, NULL);
         int rc;
