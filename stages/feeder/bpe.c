@@ -93,7 +93,7 @@ static int grow_slots(sl_bpe *b) {
 }
 
 static int arena_put(sl_bpe *b, const char *s, size_t n, uint64_t *at) {
-    if (b->arena_n + n > b->arena_cap) {
+    if (!b->arena || b->arena_n + n > b->arena_cap) { /* also for an empty text: it has a place, not NULL + 0 */
         size_t cap = (b->arena_n + n) * 2 + 4096;
         char *p = realloc(b->arena, cap);
         if (!p) return -1;
