@@ -1,6 +1,5 @@
 /* bench_ranks: the ranks of a group as child processes, for benches and tests; the daemon has its supervisor. Processes
- * and not threads, as in the daemon: within one process the driver may make one GPU wait for another that waits for it,
- * when it gives out memory that both can reach. */
+ * and not threads, as in the daemon: ranks of one process hang in copies between GPUs (collective_peer.c). */
 #ifndef SL_COMPUTE_BENCH_RANKS_H
 #define SL_COMPUTE_BENCH_RANKS_H
 #include "ipc/err.h"

@@ -62,8 +62,8 @@ static int make_card(coll_peer *c, card *k, void *base, uint64_t bytes) {
 }
 
 static int open_card(region *r, const card *k, int rank) {
-    /* Within one process the driver makes one GPU wait for another when it gives out memory that both can reach, and
-     * the other may be waiting for a counter: such ranks use NCCL. */
+    /* Ranks of one process were seen to hang: probably the driver waits for both GPUs when it gives out memory that
+     * both can reach, and one of them waits for a counter. Such ranks use NCCL. */
     if (k->pid == (uint64_t)getpid()) return -1;
     void *p = NULL;
     if (cudaIpcOpenMemHandle(&p, k->handle, cudaIpcMemLazyEnablePeerAccess) != cudaSuccess) {

@@ -320,8 +320,9 @@ static int load_batch(sl_forward *f, const int32_t *ids, const sl_forward_row *r
     return rc;
 }
 
-/* How many micro-batches the MLP takes together: one, or all where halves would leave the experts so few tokens each
- * that the products lose more than the hidden sum is worth. The attention half still overlaps. */
+/* How many micro-batches the MLP takes together: one, or all where halves would leave an expert fewer than four tiles
+ * of 128 tokens, so that part-filled tiles cost a good share of the product. An estimate, not measured. The attention
+ * half still overlaps. */
 #define EXPERT_TOKENS 512
 static int32_t mlp_at_once(const sl_forward *f, const sl_layer_spec *ls) {
     const sl_spec *s = &f->m->spec;
