@@ -253,12 +253,6 @@ static uint64_t no_scratch(const sl_coll *c, int64_t n) {
     return 0;
 }
 
-int sl_coll_allreduce(sl_coll *c, void *buf, int64_t n, sl_err *err) {
-    uint64_t ticket;
-    int rc = c->reduce(c, NULL, buf, n, &ticket, err);
-    return rc ? rc : c->wait(c, ticket, err);
-}
-
 static void shm_destroy(sl_coll *c) {
     coll_shm *s = c->impl;
     if (s) munmap(s->base, s->bytes);

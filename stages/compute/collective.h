@@ -36,8 +36,6 @@ struct sl_coll {
     void (*destroy)(sl_coll *c);
     void *impl;
 };
-/* reduce(h NULL) and wait in one. */
-int sl_coll_allreduce(sl_coll *c, void *buf, int64_t n, sl_err *err);
 
 /* Shared memory. One memfd a group: a header page, one page of flags a rank, one input buffer a rank, one result
  * buffer. A sum of at most max_elems elements is: copy in (the part, and this rank's slice of h into the result),
