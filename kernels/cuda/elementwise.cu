@@ -9,6 +9,19 @@ template <class T> __device__ __forceinline__ float norm_one(float y, float wt, 
     return kind == SL_NORM_GEMMA ? y * (1.f + wt) : y * wt;
 }
 
+/* Sum over a block of NT threads, the same bits in every thread: warps by shuffles, then in the order of the warps.
+ * Once a kernel: its shared memory is not freed for a second call. */
+template <int NT> __device__ __forceinline__ float block_sum(float x) {
+    __shared__ float part[NT / 32];
+    x = warp_sum(x);
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;
+    __syncthreads();
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < NT / 32; i++) sum += part[i];
+    return sum;
+}
+
 /* One block of NT threads a (token, group); VEC elements a thread and step. Values are kept in registers between the
  * passes when they fit (PER steps), else read again. */
 template <class T, int NT, int VEC>
@@ -29,14 +42,7 @@ __global__ void __launch_bounds__(NT) rmsnorm_kernel(T *out, int64_t os, const T
             sum = fmaf(v, v, sum);
         }
     }
-    __shared__ float part[NT / 32];
-    sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = sum;
-    __syncthreads();
-    sum = 0;
-#pragma unroll
-    for (int i = 0; i < NT / 32; i++) sum += part[i];
-    const float r = rsqrtf(sum / (float)d + eps);
+    const float r = rsqrtf(block_sum<NT>(sum) / (float)d + eps);
     auto one = [&](float v, float wt) { return norm_one<T>(v * r, wt, kind); };
     for (int64_t i = threadIdx.x * VEC; i < d; i += NT * VEC) { /* the row is in L1 or L2 now */
         if constexpr (VEC == 8) {
@@ -77,14 +83,7 @@ __global__ void __launch_bounds__(NT)
 #pragma unroll
         for (int j = 0; j < 8; j++) sum = fmaf(v[s][j], v[s][j], sum);
     }
-    __shared__ float parts[NT / 32];
-    sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = sum;
-    __syncthreads();
-    sum = 0;
-#pragma unroll
-    for (int i = 0; i < NT / 32; i++) sum += parts[i];
-    const float r = rsqrtf(sum / (float)d + eps);
+    const float r = rsqrtf(block_sum<NT>(sum) / (float)d + eps);
 #pragma unroll
     for (int s = 0; s < PER; s++) {
         const int64_t i = (s * NT + (int)threadIdx.x) * 8;
