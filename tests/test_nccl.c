@@ -12,7 +12,8 @@
 #include <unistd.h>
 
 #define MAX_RANKS 8
-static const int64_t sizes[] = {1, 3, 257, 4096, 1000003};
+/* the last: several pieces a slice in copies between GPUs */
+static const int64_t sizes[] = {1, 3, 257, 4096, 1000003, 40000003};
 enum { SIZES = sizeof sizes / sizeof *sizes };
 
 typedef struct rank {

@@ -14,8 +14,9 @@ template <class T> __device__ __forceinline__ float sum_one(const SumArgs &a, co
     return h ? v + to_f<T>(h[i]) : v;
 }
 
-/* Few blocks, each with much in flight: they run beside products that want every other multiprocessor. */
-constexpr int SUM_BLOCKS = 64, SUM_THREADS = 512;
+/* All multiprocessors for a short time. A product that is persistent with a fixed share of tiles a block ends late when
+ * some of its blocks begin late: half of the multiprocessors for twice as long cost more (NOTES.md, Several GPUs). */
+constexpr int SUM_BLOCKS_SM = 2, SUM_THREADS = 512;
 template <class T>
 __global__ void __launch_bounds__(SUM_THREADS) sum_kernel(T *out, const T *h, SumArgs a, int64_t n, int wide) {
     const int64_t first = (int64_t)blockIdx.x * SUM_THREADS + threadIdx.x, step = (int64_t)gridDim.x * SUM_THREADS;
@@ -47,7 +48,8 @@ extern "C" int sl_ops_cuda_sum(const sl_ops *ops, void *stream, void *out, const
     a.k = k;
     bool wide = aligned16(out) && aligned16(h);
     for (int r = 0; r < k; r++) a.x[r] = x[r], wide = wide && aligned16(x[r]);
-    const unsigned blocks = (unsigned)std::min<int64_t>(SUM_BLOCKS, (n + SUM_THREADS - 1) / SUM_THREADS);
+    const unsigned blocks =
+        (unsigned)std::min<int64_t>(SUM_BLOCKS_SM * ((SlCuda *)ops->ctx)->sms, (n + SUM_THREADS - 1) / SUM_THREADS);
     if (ops->act == SL_F32)
         sum_kernel<float><<<blocks, SUM_THREADS, 0, (cudaStream_t)stream>>>((float *)out, (const float *)h, a, n, wide);
     else

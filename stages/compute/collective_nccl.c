@@ -10,8 +10,8 @@
  * (NCCL_NVLS_ENABLE). */
 #include "stages/compute/collective.h"
 #ifdef SL_HAVE_CUDA
+#include "stages/compute/collective_lane.h"
 #include "stages/compute/collective_slices.h"
-#include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <nccl.h>
 #include <stdio.h>
@@ -37,9 +37,7 @@ typedef struct coll_nccl {
     ncclComm_t comm;
     sl_coll *host;
     sl_ops *ops;
-    cudaStream_t compute, stream; /* the ops' stream; the sums' own */
-    cudaEvent_t done[SL_COLL_FLIGHT];
-    uint64_t tickets;
+    sl_lane lane;
     int ring;
 } coll_nccl;
 
@@ -71,10 +69,6 @@ static int nccl_fail(coll_nccl *c, ncclResult_t r, const char *what, sl_err *err
     return sl_err_set(err, SL_ETEMP, "NCCL: %s: %s", what, c->api.error_string(r));
 }
 
-static int cuda_fail(cudaError_t e, const char *what, sl_err *err) {
-    return sl_err_set(err, SL_EINTERNAL, "NCCL collective: %s: %s", what, cudaGetErrorString(e));
-}
-
 static uint64_t nccl_scratch(const sl_coll *coll, int64_t n) {
     const coll_nccl *c = coll->impl;
     uint64_t es = c->ops->act == SL_F32 ? 4 : 2;
@@ -104,9 +98,9 @@ static ncclResult_t scatter(coll_nccl *c, const sum *s) {
         int to = (me + i) % tp, from = (me + tp - i) % tp;
         sl_slice(s->n, tp, to, &lo, &hi);
         if (hi > lo)
-            r = c->api.send(s->part + (uint64_t)lo * s->es, (size_t)(hi - lo), s->type, to, c->comm, c->stream);
+            r = c->api.send(s->part + (uint64_t)lo * s->es, (size_t)(hi - lo), s->type, to, c->comm, c->lane.stream);
         if (r == ncclSuccess && mine1 > mine0)
-            r = c->api.recv(piece_of(s, from), (size_t)(mine1 - mine0), s->type, from, c->comm, c->stream);
+            r = c->api.recv(piece_of(s, from), (size_t)(mine1 - mine0), s->type, from, c->comm, c->lane.stream);
     }
     end = c->api.group_end();
     return r != ncclSuccess ? r : end;
@@ -122,9 +116,10 @@ static ncclResult_t gather(coll_nccl *c, const sum *s, uint8_t *out) {
         int to = (me + i) % tp, from = (me + tp - i) % tp;
         sl_slice(s->n, tp, from, &lo, &hi);
         if (mine1 > mine0)
-            r = c->api.send(out + (uint64_t)mine0 * s->es, (size_t)(mine1 - mine0), s->type, to, c->comm, c->stream);
+            r = c->api.send(out + (uint64_t)mine0 * s->es, (size_t)(mine1 - mine0), s->type, to, c->comm,
+                            c->lane.stream);
         if (r == ncclSuccess && hi > lo)
-            r = c->api.recv(out + (uint64_t)lo * s->es, (size_t)(hi - lo), s->type, from, c->comm, c->stream);
+            r = c->api.recv(out + (uint64_t)lo * s->es, (size_t)(hi - lo), s->type, from, c->comm, c->lane.stream);
     }
     end = c->api.group_end();
     return r != ncclSuccess ? r : end;
@@ -141,7 +136,7 @@ static int by_slices(coll_nccl *c, const sum *s, sl_err *err) {
     uint8_t *out = s->h ? s->h : s->part;
     ncclResult_t r = scatter(c, s);
     if (r != ncclSuccess) return nccl_fail(c, r, "exchange of partial sums", err);
-    int rc = sl_ops_cuda_sum(c->ops, c->stream, out + at, s->h ? s->h + at : NULL, x, tp, hi - lo, err);
+    int rc = sl_ops_cuda_sum(c->ops, c->lane.stream, out + at, s->h ? s->h + at : NULL, x, tp, hi - lo, err);
     if (rc) return rc;
     r = gather(c, s, out);
     return r == ncclSuccess ? 0 : nccl_fail(c, r, "exchange of sums", err);
@@ -149,30 +144,26 @@ static int by_slices(coll_nccl *c, const sum *s, sl_err *err) {
 
 static int by_ring(coll_nccl *c, const sum *s, sl_err *err) {
     const void *x[1] = {s->part};
-    ncclResult_t r = c->api.all_reduce(s->part, s->part, (size_t)s->n, s->type, ncclSum, c->comm, c->stream);
+    ncclResult_t r = c->api.all_reduce(s->part, s->part, (size_t)s->n, s->type, ncclSum, c->comm, c->lane.stream);
     if (r != ncclSuccess) return nccl_fail(c, r, "all-reduce", err);
-    return s->h ? sl_ops_cuda_sum(c->ops, c->stream, s->h, s->h, x, 1, s->n, err) : 0;
+    return s->h ? sl_ops_cuda_sum(c->ops, c->lane.stream, s->h, s->h, x, 1, s->n, err) : 0;
 }
 
 static int nccl_reduce(sl_coll *coll, void *h, void *part, int64_t n, uint64_t *ticket, sl_err *err) {
     coll_nccl *c = coll->impl;
     int f32 = c->ops->act == SL_F32;
     sum s = {.coll = coll, .h = h, .part = part, .n = n, .es = f32 ? 4 : 2, .type = f32 ? ncclFloat : ncclBfloat16};
-    int rc = sl_ops_cuda_fence(c->ops, c->stream, err);
+    int rc = sl_ops_cuda_fence(c->ops, c->lane.stream, err);
     if (!rc) rc = c->ring ? by_ring(c, &s, err) : by_slices(c, &s, err);
+    if (!rc) rc = sl_lane_end(&c->lane, ticket, err);
     if (rc) return rc;
-    *ticket = ++c->tickets;
-    cudaError_t e = cudaEventRecord(c->done[*ticket % SL_COLL_FLIGHT], c->stream);
-    if (e != cudaSuccess) return cuda_fail(e, "event", err);
     ncclResult_t seen = ncclSuccess, r = c->api.async_error(c->comm, &seen);
     if (r == ncclSuccess && seen != ncclSuccess && seen != ncclInProgress) r = seen;
     return r == ncclSuccess ? 0 : nccl_fail(c, r, "an earlier sum failed", err);
 }
 static int nccl_wait(sl_coll *coll, uint64_t ticket, sl_err *err) {
     coll_nccl *c = coll->impl;
-    /* One stream, in order: a younger event than the one asked for, taken in its place, is still behind it. */
-    cudaError_t e = cudaStreamWaitEvent(c->compute, c->done[ticket % SL_COLL_FLIGHT], 0);
-    return e == cudaSuccess ? 0 : cuda_fail(e, "waiting for a sum", err);
+    return sl_lane_wait(&c->lane, c->lane.compute, ticket, err);
 }
 static int nccl_barrier(sl_coll *coll, sl_err *err) {
     coll_nccl *c = coll->impl;
@@ -185,9 +176,7 @@ static int nccl_agree(sl_coll *coll, uint64_t mine, uint64_t *least, uint64_t *g
 static void nccl_destroy(sl_coll *coll) {
     coll_nccl *c = coll->impl;
     if (c->comm) c->api.abort(c->comm); /* never waits for peers */
-    for (int i = 0; i < SL_COLL_FLIGHT; i++)
-        if (c->done[i]) cudaEventDestroy(c->done[i]);
-    if (c->stream) cudaStreamDestroy(c->stream);
+    sl_lane_close(&c->lane);
     if (c->host) c->host->destroy(c->host);
     if (c->api.lib) dlclose(c->api.lib);
     free(c);
@@ -211,15 +200,6 @@ static int share_id(coll_nccl *c, int rank, ncclUniqueId *id, sl_err *err) {
     return 0;
 }
 
-static int open_stream(coll_nccl *c, sl_err *err) {
-    int least, greatest;
-    cudaError_t e = cudaDeviceGetStreamPriorityRange(&least, &greatest);
-    if (e == cudaSuccess) e = cudaStreamCreateWithPriority(&c->stream, cudaStreamNonBlocking, greatest);
-    for (int i = 0; i < SL_COLL_FLIGHT && e == cudaSuccess; i++)
-        e = cudaEventCreateWithFlags(&c->done[i], cudaEventDisableTiming);
-    return e == cudaSuccess ? 0 : cuda_fail(e, "opening a stream", err);
-}
-
 int sl_coll_nccl_open(sl_coll **out, sl_coll *host, sl_ops *ops, int ring, sl_err *err) {
     *out = NULL;
     coll_nccl *c = calloc(1, sizeof *c);
@@ -241,11 +221,10 @@ int sl_coll_nccl_open(sl_coll **out, sl_coll *host, sl_ops *ops, int ring, sl_er
                       .destroy = nccl_destroy,
                       .impl = c};
     c->ops = ops;
-    c->compute = sl_ops_cuda_stream(ops);
     c->ring = ring;
     setenv("NCCL_NVLS_ENABLE", "0", 0);
     ncclUniqueId id = {{0}};
-    int rc = open_stream(c, err);
+    int rc = sl_lane_open(&c->lane, ops, err);
     if (!rc) rc = api_open(&c->api, err);
     /* Whether everybody could open the library is agreed first: a rank alone in ncclCommInitRank would wait for ever.
      */

@@ -1,18 +1,19 @@
 /* collective_peer: sums over GPUs that reach each other's memory, by the copy engines. The same slices and the same
- * bits as the sums over NCCL, but no multiprocessor is taken from the products beside them except for the short kernel
- * that adds: each rank pulls its slice of every peer's part, adds it up, and pushes the result to every peer.
+ * bits as the sums over NCCL, but no multiprocessor is taken from the products beside them except for the short kernels
+ * that add: each rank pulls its slice of every peer's part, adds it up, and pushes the result to every peer. It does so
+ * piece by piece in three streams, so that pulling the next piece, adding this one and pushing the last go on together.
  *
  * Order between processes is kept by counters in device memory, written and waited for by the streams themselves
  * (stream memory operations), so no host waits: sum number s of a rank tells every peer that its part is ready
  * (ready[me] = s in the peer's memory), waits for ready[peer] >= s and pulls, adds, pushes, and tells the peer
  * (done[me] = s), waits for done[peer] >= s of all. When all have said done, they have also pulled this rank's part
- * before: it may be written again. Every rank begins the same sums in the same order. Counters compare cyclically, so
- * they may run over. */
+ * before: it may be written again. Every rank begins the same sums in the same order, each behind the end of the one
+ * before. Counters compare cyclically, so they may run over. */
 #include "stages/compute/collective.h"
 #ifdef SL_HAVE_CUDA
+#include "stages/compute/collective_lane.h"
 #include "stages/compute/collective_slices.h"
 #include <cuda.h>
-#include <cuda_runtime_api.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -20,6 +21,8 @@
 #define MAX_TP      SL_CUDA_SUM_MAX
 #define MAX_REGIONS 4
 #define FLAG_STEP   128 /* bytes between two counters: each has a line of its own */
+#define MAX_PIECES  16
+#define PIECE       (16 << 20) /* bytes that a piece should have at least: 40 us of NVLink, ten times the start of a copy */
 
 typedef struct region {
     uint8_t *base[MAX_TP]; /* [rank]: as seen by this process */
@@ -30,9 +33,9 @@ typedef struct region {
 typedef struct coll_peer {
     sl_coll *inner;
     sl_ops *ops;
-    cudaStream_t compute, stream;
-    cudaEvent_t done[SL_COLL_FLIGHT];
-    uint64_t tickets;
+    sl_lane lane; /* pushes, and the end of a sum */
+    cudaStream_t pull, add;
+    cudaEvent_t pulled[MAX_PIECES], added[MAX_PIECES];
     region flags, mem[MAX_REGIONS];
     int n_mem, closed; /* closed: a peer's memory cannot be reached; `inner` does the sums */
     CUresult (*write)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
@@ -146,17 +149,23 @@ enum { READY, DONE };
 static CUdeviceptr flag(const coll_peer *c, int tp, int owner, int which, int from) { /* in the memory of `owner` */
     return (CUdeviceptr)(uintptr_t)(c->flags.base[owner] + (which * tp + from) * FLAG_STEP);
 }
-static int tell(coll_peer *c, sl_coll *coll, int peer, int which, uint32_t s, sl_err *err) {
-    CUresult r = c->write((CUstream)c->stream, flag(c, coll->tp, peer, which, coll->rank), s, 0);
+static int tell(coll_peer *c, sl_coll *coll, cudaStream_t st, int peer, int which, uint32_t s, sl_err *err) {
+    CUresult r = c->write((CUstream)st, flag(c, coll->tp, peer, which, coll->rank), s, 0);
     return r == CUDA_SUCCESS ? 0 : cu_fail(r, "writing a counter", err);
 }
-static int hear(coll_peer *c, sl_coll *coll, int peer, int which, uint32_t s, sl_err *err) {
-    CUresult r = c->wait((CUstream)c->stream, flag(c, coll->tp, coll->rank, which, peer), s, CU_STREAM_WAIT_VALUE_GEQ);
+static int hear(coll_peer *c, sl_coll *coll, cudaStream_t st, int peer, int which, uint32_t s, sl_err *err) {
+    CUresult r = c->wait((CUstream)st, flag(c, coll->tp, coll->rank, which, peer), s, CU_STREAM_WAIT_VALUE_GEQ);
     return r == CUDA_SUCCESS ? 0 : cu_fail(r, "waiting for a counter", err);
 }
-static int copy(coll_peer *c, void *to, const void *from, uint64_t bytes, sl_err *err) {
-    cudaError_t e = bytes ? cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, c->stream) : cudaSuccess;
+static int copy(cudaStream_t st, void *to, const void *from, uint64_t bytes, sl_err *err) {
+    cudaError_t e = bytes ? cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, st) : cudaSuccess;
     return e == cudaSuccess ? 0 : cuda_fail(e, "copy between GPUs", err);
+}
+/* What `later` does next waits for what `earlier` was given so far. */
+static int hand_on(cudaEvent_t ev, cudaStream_t earlier, cudaStream_t later, sl_err *err) {
+    cudaError_t e = cudaEventRecord(ev, earlier);
+    if (e == cudaSuccess) e = cudaStreamWaitEvent(later, ev, 0);
+    return e == cudaSuccess ? 0 : cuda_fail(e, "order between streams", err);
 }
 
 typedef struct sum {
@@ -167,39 +176,62 @@ typedef struct sum {
     uint32_t s;
 } sum;
 
-static int pull_and_add(coll_peer *c, sl_coll *coll, const sum *s, sl_err *err) {
+/* Elements [lo, hi) of the sum, inside this rank's slice, which begins at `first`. */
+static int pull_and_add(coll_peer *c, sl_coll *coll, const sum *s, int k, int64_t first, int64_t lo, int64_t hi,
+                        sl_err *err) {
     int me = coll->rank, tp = coll->tp, rc = 0;
     const void *x[MAX_TP];
-    int64_t lo, hi, widest = sl_slice_widest(s->n, tp);
-    sl_slice(s->n, tp, me, &lo, &hi);
+    int64_t widest = sl_slice_widest(s->n, tp);
     uint64_t at = (uint64_t)lo * s->es, bytes = (uint64_t)(hi - lo) * s->es;
     x[me] = s->part->base[me] + s->part_off + at;
     for (int i = 1; i < tp && !rc; i++) { /* each rank begins with another peer */
         int p = (me + i) % tp;
-        uint8_t *piece = (uint8_t *)coll->scratch + (uint64_t)widest * (uint64_t)sl_slice_place(me, p) * s->es;
+        int64_t place = widest * sl_slice_place(me, p) + (lo - first);
+        uint8_t *piece = (uint8_t *)coll->scratch + (uint64_t)place * s->es;
         x[p] = piece;
-        rc = hear(c, coll, p, READY, s->s, err);
-        if (!rc) rc = copy(c, piece, s->part->base[p] + s->part_off + at, bytes, err);
+        if (!k) rc = hear(c, coll, c->pull, p, READY, s->s, err);
+        if (!rc) rc = copy(c->pull, piece, s->part->base[p] + s->part_off + at, bytes, err);
     }
     uint8_t *out = s->out->base[me] + s->out_off + at;
-    return rc ? rc : sl_ops_cuda_sum(c->ops, c->stream, out, s->h ? out : NULL, x, tp, hi - lo, err);
+    if (!rc) rc = hand_on(c->pulled[k], c->pull, c->add, err);
+    if (!rc) rc = sl_ops_cuda_sum(c->ops, c->add, out, s->h ? out : NULL, x, tp, hi - lo, err);
+    return rc ? rc : hand_on(c->added[k], c->add, c->lane.stream, err);
+}
+
+static int push(coll_peer *c, sl_coll *coll, const sum *s, int64_t lo, int64_t hi, int last, sl_err *err) {
+    int me = coll->rank, tp = coll->tp, rc = 0;
+    uint64_t at = s->out_off + (uint64_t)lo * s->es, bytes = (uint64_t)(hi - lo) * s->es;
+    for (int i = 1; i < tp && !rc; i++) {
+        int p = (me + i) % tp;
+        rc = copy(c->lane.stream, s->out->base[p] + at, s->out->base[me] + at, bytes, err);
+        if (!rc && last) rc = tell(c, coll, c->lane.stream, p, DONE, s->s, err);
+    }
+    return rc;
+}
+
+/* Pieces of a slice: whole units of 64 elements, so that 16-byte alignment is kept. */
+static int pieces(const sum *s, int64_t n) {
+    int64_t want = n * (int64_t)s->es / PIECE;
+    return want < 1 ? 1 : want > MAX_PIECES ? MAX_PIECES : (int)want;
 }
 
 static int run_sum(coll_peer *c, sl_coll *coll, const sum *s, sl_err *err) {
-    int me = coll->rank, tp = coll->tp, rc = 0;
+    int me = coll->rank, tp = coll->tp;
     int64_t lo, hi;
     sl_slice(s->n, tp, me, &lo, &hi);
-    uint64_t at = s->out_off + (uint64_t)lo * s->es, bytes = (uint64_t)(hi - lo) * s->es;
+    int rc = sl_lane_wait(&c->lane, c->pull, c->lane.tickets, err); /* it may still use scratch */
+    if (!rc) rc = sl_ops_cuda_fence(c->ops, c->pull, err);
     for (int p = 0; p < tp && !rc; p++)
-        if (p != me) rc = tell(c, coll, p, READY, s->s, err);
-    if (!rc) rc = pull_and_add(c, coll, s, err);
-    for (int i = 1; i < tp && !rc; i++) {
-        int p = (me + i) % tp;
-        rc = copy(c, s->out->base[p] + at, s->out->base[me] + at, bytes, err);
-        if (!rc) rc = tell(c, coll, p, DONE, s->s, err);
+        if (p != me) rc = tell(c, coll, c->pull, p, READY, s->s, err);
+    int n = pieces(s, hi - lo);
+    for (int k = 0; k < n && !rc; k++) {
+        int64_t from, to;
+        sl_slice(hi - lo, n, k, &from, &to);
+        rc = pull_and_add(c, coll, s, k, lo, lo + from, lo + to, err);
+        if (!rc) rc = push(c, coll, s, lo + from, lo + to, k == n - 1, err);
     }
     for (int p = 0; p < tp && !rc; p++)
-        if (p != me) rc = hear(c, coll, p, DONE, s->s, err);
+        if (p != me) rc = hear(c, coll, c->lane.stream, p, DONE, s->s, err);
     return rc;
 }
 
@@ -209,25 +241,19 @@ static int peer_reduce(sl_coll *coll, void *h, void *part, int64_t n, uint64_t *
         c->inner->scratch = coll->scratch;
         return c->inner->reduce(c->inner, h, part, n, ticket, err);
     }
-    sum s = {.n = n, .es = c->ops->act == SL_F32 ? 4 : 2, .h = h, .s = (uint32_t)(c->tickets + 1)};
+    sum s = {.n = n, .es = c->ops->act == SL_F32 ? 4 : 2, .h = h, .s = (uint32_t)(c->lane.tickets + 1)};
     s.part = region_of(c, coll->rank, part, (uint64_t)n * s.es, &s.part_off);
     s.out = h ? region_of(c, coll->rank, h, (uint64_t)n * s.es, &s.out_off) : s.part;
     if (!h) s.out_off = s.part_off;
     if (!s.part || !s.out || !coll->scratch)
         return sl_err_set(err, SL_EINTERNAL, "peer collective: a sum in memory that was not announced");
-    int rc = sl_ops_cuda_fence(c->ops, c->stream, err);
-    if (!rc) rc = run_sum(c, coll, &s, err);
-    if (rc) return rc;
-    *ticket = ++c->tickets;
-    cudaError_t e = cudaEventRecord(c->done[*ticket % SL_COLL_FLIGHT], c->stream);
-    return e == cudaSuccess ? 0 : cuda_fail(e, "event", err);
+    int rc = run_sum(c, coll, &s, err);
+    return rc ? rc : sl_lane_end(&c->lane, ticket, err);
 }
 static int peer_wait(sl_coll *coll, uint64_t ticket, sl_err *err) {
     coll_peer *c = coll->impl;
     if (c->closed) return c->inner->wait(c->inner, ticket, err);
-    /* One stream, in order: a younger event than the one asked for, taken in its place, is still behind it. */
-    cudaError_t e = cudaStreamWaitEvent(c->compute, c->done[ticket % SL_COLL_FLIGHT], 0);
-    return e == cudaSuccess ? 0 : cuda_fail(e, "waiting for a sum", err);
+    return sl_lane_wait(&c->lane, c->lane.compute, ticket, err);
 }
 static uint64_t peer_scratch(const sl_coll *coll, int64_t n) {
     const coll_peer *c = coll->impl;
@@ -254,9 +280,13 @@ static void peer_destroy(sl_coll *coll) {
     if (c->inner) c->inner->destroy(c->inner);
     for (int i = 0; i < c->n_mem; i++) close_region(&c->mem[i]);
     close_region(&c->flags);
-    for (int i = 0; i < SL_COLL_FLIGHT; i++)
-        if (c->done[i]) cudaEventDestroy(c->done[i]);
-    if (c->stream) cudaStreamDestroy(c->stream);
+    for (int i = 0; i < MAX_PIECES; i++) {
+        if (c->pulled[i]) cudaEventDestroy(c->pulled[i]);
+        if (c->added[i]) cudaEventDestroy(c->added[i]);
+    }
+    if (c->pull) cudaStreamDestroy(c->pull);
+    if (c->add) cudaStreamDestroy(c->add);
+    sl_lane_close(&c->lane);
     if (c->flags.base[coll->rank]) c->ops->free(c->ops->ctx, c->flags.base[coll->rank]);
     free(c);
     free(coll);
@@ -279,12 +309,15 @@ static int open_driver(coll_peer *c, sl_err *err) {
 }
 
 static int open_streams(coll_peer *c, sl_err *err) {
-    int least, greatest;
-    cudaError_t e = cudaDeviceGetStreamPriorityRange(&least, &greatest);
-    if (e == cudaSuccess) e = cudaStreamCreateWithPriority(&c->stream, cudaStreamNonBlocking, greatest);
-    for (int i = 0; i < SL_COLL_FLIGHT && e == cudaSuccess; i++)
-        e = cudaEventCreateWithFlags(&c->done[i], cudaEventDisableTiming);
-    return e == cudaSuccess ? 0 : cuda_fail(e, "opening a stream", err);
+    int rc = sl_lane_open(&c->lane, c->ops, err);
+    if (!rc) rc = sl_lane_stream(&c->pull, err);
+    if (!rc) rc = sl_lane_stream(&c->add, err);
+    cudaError_t e = cudaSuccess;
+    for (int i = 0; i < MAX_PIECES && !rc && e == cudaSuccess; i++) {
+        e = cudaEventCreateWithFlags(&c->pulled[i], cudaEventDisableTiming);
+        if (e == cudaSuccess) e = cudaEventCreateWithFlags(&c->added[i], cudaEventDisableTiming);
+    }
+    return rc || e == cudaSuccess ? rc : cuda_fail(e, "making an event", err);
 }
 
 static int open_flags(coll_peer *c, int rank, int tp, sl_err *err) {
@@ -321,7 +354,6 @@ int sl_coll_peer_open(sl_coll **out, sl_coll *inner, sl_ops *ops, sl_err *err) {
                       .destroy = peer_destroy,
                       .impl = c};
     c->ops = ops;
-    c->compute = sl_ops_cuda_stream(ops);
     int rc = open_driver(c, err);
     if (!rc) rc = open_streams(c, err);
     if (!rc) rc = open_flags(c, inner->rank, inner->tp, err);
