@@ -135,6 +135,7 @@ static json_t *forward_json(const char *what, const sl_bench_result *r) {
         json_object_set_new(j, "sums_bus_gb_s", json_real(r->sums_bus_gb_s));
         json_object_set_new(j, "unsummed_tok_s", json_real((double)r->tokens / r->unsummed_s[r->runs / 2]));
         json_object_set_new(j, "sums_exposed", json_real(r->sums_exposed));
+        json_object_set_new(j, "slowest_rank_over_fastest", json_real(r->imbalance));
     }
     json_object_set_new(j, "weights", json_string(fo.weights));
     json_object_set_new(j, "workspace_bytes", json_integer((json_int_t)r->workspace_bytes));

@@ -183,7 +183,8 @@ static int no_wait(sl_coll *c, uint64_t ticket, sl_err *err) {
 }
 
 typedef enum { PLAIN, CAPTURE, UNSUMMED } run_kind;
-static int one_run(bench *b, run_kind kind, double *sec, sl_err *err) {
+/* *sec: until the slowest rank was done; *own (or NULL): until this one was. */
+static int one_run(bench *b, run_kind kind, double *sec, double *own, sl_err *err) {
     int rc = b->coll->barrier(b->coll, err);
     if (rc) return rc;
     uint64_t t0 = sl_now_ns();
@@ -199,6 +200,8 @@ static int one_run(bench *b, run_kind kind, double *sec, sl_err *err) {
     if (kind == UNSUMMED) *b->coll = b->real;
     if (!rc && b->ticket) rc = b->ops->capture_wait(b->ops->ctx, b->ticket, err);
     if (!rc) rc = b->ops->sync(b->ops->ctx, err);
+    if (own) *own = (double)(sl_now_ns() - t0) / 1e9;
+    if (!rc) rc = b->coll->barrier(b->coll, err);
     *sec = (double)(sl_now_ns() - t0) / 1e9;
     return rc;
 }
@@ -249,21 +252,23 @@ static double touched(const sl_model *m) {
 
 static int measure(bench *b, sl_bench_result *r, sl_err *err) {
     const sl_bench_opts *o = b->o;
-    double sec;
+    double sec, own[SL_BENCH_MAX_RUNS] = {0};
     int rc = 0;
-    for (int32_t i = 0; i < o->warmup && !rc; i++) rc = one_run(b, o->capture ? CAPTURE : PLAIN, &sec, err);
+    for (int32_t i = 0; i < o->warmup && !rc; i++) rc = one_run(b, o->capture ? CAPTURE : PLAIN, &sec, NULL, err);
     for (int32_t i = 0; i < o->repeat && !rc; i++) { /* turn about, so that a drifting clock touches both alike */
         double cpu = cpu_seconds();
-        rc = one_run(b, PLAIN, &r->forward_s[i], err);
+        rc = one_run(b, PLAIN, &r->forward_s[i], NULL, err);
         cpu = cpu_seconds() - cpu;
         if (cpu > 0 && (double)r->tokens / cpu > r->cpu_tok_s) r->cpu_tok_s = (double)r->tokens / cpu;
-        if (!rc && o->capture) rc = one_run(b, CAPTURE, &r->capture_s[i], err);
-        if (!rc && b->tp > 1 && o->ranks > 1) rc = one_run(b, UNSUMMED, &r->unsummed_s[i], err);
+        if (!rc && o->capture) rc = one_run(b, CAPTURE, &r->capture_s[i], NULL, err);
+        if (!rc && b->tp > 1 && o->ranks > 1) rc = one_run(b, UNSUMMED, &r->unsummed_s[i], &own[i], err);
         r->runs = i + 1;
     }
     if (!rc && o->ranks > 1) rc = sums_alone(b, r, err);
     if (rc) return rc;
     qsort(r->unsummed_s, (size_t)r->runs, sizeof *r->unsummed_s, by_value);
+    qsort(own, (size_t)r->runs, sizeof *own, by_value);
+    r->own_s = own[r->runs / 2];
     qsort(r->forward_s, (size_t)r->runs, sizeof *r->forward_s, by_value);
     qsort(r->capture_s, (size_t)r->runs, sizeof *r->capture_s, by_value);
     double tokens = (double)r->tokens;
@@ -336,10 +341,15 @@ static int member_main(void *arg, int rank, void *result, sl_err *err) {
 static int group(sl_bench_result *out, const sl_bench_opts *o, sl_err *err) {
     group_arg g = {.o = o, .fd = sl_coll_shm_create_region(o->ranks, 1 << 22, err)};
     sl_bench_result *all = calloc((size_t)o->ranks, sizeof *all);
-    int rc = g.fd < 0 ? err->code : 0;
+    int rc = g.fd < 0 ? err->code : 0, slowest = 0, fastest = 0;
     if (!rc && !all) rc = sl_err_set(err, SL_ETEMP, "bench: out of memory");
     if (!rc) rc = sl_bench_ranks_run(o->ranks, member_main, &g, all, sizeof *all, err);
     if (!rc) *out = all[0];
+    for (int i = 1; i < o->ranks && !rc; i++) {
+        if (all[i].own_s > all[slowest].own_s) slowest = i;
+        if (all[i].own_s < all[fastest].own_s) fastest = i;
+    }
+    if (!rc && all[fastest].own_s > 0) out->imbalance = all[slowest].own_s / all[fastest].own_s;
     free(all);
     if (g.fd >= 0) close(g.fd);
     return rc;

@@ -9,7 +9,8 @@
  * With `ranks` > 1 a whole group runs, a child process a rank (CUDA must not have been used before: it does not survive
  * a fork), a GPU each where there are enough (then NCCL
  * adds up, else host memory does). Every second run leaves the sums over ranks out, and at last the sums of one run are
- * run alone: (with - without) / alone is the share of them that compute does not hide. */
+ * run alone: (with - without) / alone is the share of them that compute does not hide. A run of a group takes as long
+ * as its slowest rank, with sums and without, so what ranks wait for each other is not taken for time of the sums. */
 #ifndef SL_COMPUTE_BENCH_H
 #define SL_COMPUTE_BENCH_H
 #include "ipc/boot.h"
@@ -48,8 +49,9 @@ typedef struct sl_bench_result {
      * linear products at that rate: attention, norms and memory come on top. */
     double ceiling_gflops;
     /* a group: */
-    const char *how;                            /* they add up (sl_coll.how) */
-    double unsummed_s[SL_BENCH_MAX_RUNS];       /* without sums, ascending */
+    const char *how;                      /* they add up (sl_coll.how) */
+    double unsummed_s[SL_BENCH_MAX_RUNS]; /* without sums, ascending */
+    double own_s, imbalance; /* median of this rank's own time without sums; the slowest rank's over the fastest's */
     double sums_s, sums_exposed, sums_bus_gb_s; /* of one run alone; share not hidden; 2 (n-1)/n bytes over sums_s */
     int32_t sums;                               /* a run */
 } sl_bench_result;
