@@ -22,7 +22,8 @@
 #define MAX_REGIONS 4
 #define FLAG_STEP   128 /* bytes between two counters: each has a line of its own */
 #define MAX_PIECES  16
-#define PIECE       (16 << 20) /* bytes that a piece should have at least: 40 us of NVLink, ten times the start of a copy */
+#define PIECE       (16 << 20) /* bytes that a piece should have at least, all peers' together: 40 us of NVLink .. */
+#define PIECE_COPY  (4 << 20)  /* .. and each copy of it: twice what its start costs */
 
 typedef struct region {
     uint8_t *base[MAX_TP]; /* [rank]: as seen by this process */
@@ -209,9 +210,10 @@ static int push(coll_peer *c, sl_coll *coll, const sum *s, int64_t lo, int64_t h
     return rc;
 }
 
-/* Pieces of a slice: whole units of 64 elements, so that 16-byte alignment is kept. */
-static int pieces(const sum *s, int64_t n) {
-    int64_t want = n * (int64_t)s->es / PIECE;
+/* Into how many pieces a slice of n elements is cut. */
+static int pieces(const sum *s, int64_t n, int tp) {
+    int64_t bytes = n * (int64_t)s->es, want = bytes * (tp - 1) / PIECE, most = bytes / PIECE_COPY;
+    if (want > most) want = most;
     return want < 1 ? 1 : want > MAX_PIECES ? MAX_PIECES : (int)want;
 }
 
@@ -223,7 +225,7 @@ static int run_sum(coll_peer *c, sl_coll *coll, const sum *s, sl_err *err) {
     if (!rc) rc = sl_ops_cuda_fence(c->ops, c->pull, err);
     for (int p = 0; p < tp && !rc; p++)
         if (p != me) rc = tell(c, coll, c->pull, p, READY, s->s, err);
-    int n = pieces(s, hi - lo);
+    int n = pieces(s, hi - lo, tp);
     for (int k = 0; k < n && !rc; k++) {
         int64_t from, to;
         sl_slice(hi - lo, n, k, &from, &to);
