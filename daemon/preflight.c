@@ -1,7 +1,7 @@
 #include "daemon/preflight.h"
+#include "daemon/gpus.h"
 #include "ipc/store.h"
 #include <dirent.h>
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
@@ -49,32 +49,6 @@ uint64_t sl_memory_available(void) {
         *strrchr(path, '/') = 0;
     }
     return avail;
-}
-
-/* ---- GPUs, without linking CUDA: sluiced must run where there is none ---- */
-
-typedef struct nvml_memory {
-    unsigned long long total, free, used;
-} nvml_memory;
-
-static int gpu_count(uint64_t *least_bytes) {
-    *least_bytes = 0;
-    void *lib = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (!lib) return 0;
-    int (*init)(void) = (int (*)(void))dlsym(lib, "nvmlInit_v2");
-    int (*count)(unsigned *) = (int (*)(unsigned *))dlsym(lib, "nvmlDeviceGetCount_v2");
-    int (*handle)(unsigned, void **) = (int (*)(unsigned, void **))dlsym(lib, "nvmlDeviceGetHandleByIndex_v2");
-    int (*memory)(void *, nvml_memory *) = (int (*)(void *, nvml_memory *))dlsym(lib, "nvmlDeviceGetMemoryInfo");
-    unsigned n = 0;
-    if (init && count && handle && memory && !init() && !count(&n)) {
-        for (unsigned i = 0; i < n; i++) {
-            void *h;
-            nvml_memory m;
-            if (!handle(i, &h) && !memory(h, &m) && (!*least_bytes || m.free < *least_bytes)) *least_bytes = m.free;
-        }
-    }
-    dlclose(lib);
-    return (int)n;
 }
 
 /* ---- resolve ---- */
@@ -166,12 +140,17 @@ static int rank_plan(sl_preflight *p, const sl_config *c, int tp, sl_err *err) {
     return SL_OK;
 }
 
+static int no_gpu(sl_err *err) {
+    const char *list = getenv("CUDA_VISIBLE_DEVICES");
+    return sl_err_set(err, SL_ECONFIG, "[model] backend = cuda, but the driver (libnvidia-ml.so.1) shows no GPU%s%s",
+                      list ? " that is in CUDA_VISIBLE_DEVICES=" : "", list ? list : "");
+}
+
 static int resolve_parallel(sl_preflight *p, sl_config *c, sl_err *err) {
     sl_boot *b = &c->boot;
     uint64_t gpu_bytes = 0;
-    int gpus = p->on_host ? 0 : gpu_count(&gpu_bytes), widths[SL_MAX_RANKS], n;
-    if (!p->on_host && !gpus)
-        return sl_err_set(err, SL_ECONFIG, "[model] backend = cuda, but the driver (libnvidia-ml.so.1) shows no GPU");
+    int gpus = p->on_host ? 0 : sl_gpus_count(&gpu_bytes), widths[SL_MAX_RANKS], n;
+    if (!p->on_host && !gpus) return no_gpu(err);
     if (b->tp) {
         int rc = sl_spec_check_tp(p->spec, (int)b->expert_split, (int)b->tp, err);
         if (rc) return sl_err_wrap(err, "[parallel] ranks = %u", b->tp);
