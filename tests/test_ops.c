@@ -1,5 +1,5 @@
-/* One op-versus-reference harness for every backend: test_ops cpu[:isa] [threads] | cuda | cuda:one (grouped products
- * in clusters of one block, which a race checker can follow)
+/* One op-versus-reference harness for every backend: test_ops BACKEND [THREADS [OPERATION]], BACKEND cpu[:isa], cuda or
+ * cuda:one (grouped products in clusters of one block, which a race checker can follow)
  *
  * Each op runs on odd sizes in both activation types; every output is poisoned with NaN before the call and has guard
  * bytes on both sides; results are compared with a plain double-precision formula written here, from the documents, not
@@ -1423,28 +1423,33 @@ static int open_backend(T_ *t, const char *name, sl_dtype act, int threads) {
     return sl_err_set(&t->err, SL_EUSAGE, "backend '%s' is not in this build", name);
 }
 
-static void run_all(T_ *t) {
-    test_formats(t);
-    test_embed(t);
-    test_linear(t);
-    test_norm(t);
-    test_add_glu(t);
-    test_rope(t);
-    test_attention(t);
-    test_route(t);
-    test_moe(t);
+static void test_nll(T_ *t) {
     test_nll_one(t, 1, 16, 50, SL_W_BF16);
     test_nll_one(t, 2, 40, 33, SL_W_F32);
     test_nll_one(t, 500, 24, 2100, SL_W_BF16);
-    test_capture(t);
-    test_nan(t);
-    test_linear_add(t);
-    test_add_norm(t);
-    test_glu_linear(t);
 }
 
+static const struct {
+    const char *name;
+    void (*run)(T_ *);
+} ops[] = {{"formats", test_formats},
+           {"embed", test_embed},
+           {"linear", test_linear},
+           {"norm", test_norm},
+           {"add_glu", test_add_glu},
+           {"rope", test_rope},
+           {"attention", test_attention},
+           {"route", test_route},
+           {"moe", test_moe},
+           {"nll", test_nll},
+           {"capture", test_capture},
+           {"nan", test_nan},
+           {"linear_add", test_linear_add},
+           {"add_norm", test_add_norm},
+           {"glu_linear", test_glu_linear}};
+
 int main(int argc, char **argv) {
-    const char *backend = argc > 1 ? argv[1] : "cpu";
+    const char *backend = argc > 1 ? argv[1] : "cpu", *only = argc > 3 ? argv[3] : NULL;
     int threads = argc > 2 ? atoi(argv[2]) : 3, ran = 0, fails = 0, checks = 0;
     for (int act = 0; act < 2; act++) {
         T_ *t = calloc(1, sizeof *t);
@@ -1458,7 +1463,8 @@ int main(int argc, char **argv) {
             continue;
         }
         ran++;
-        run_all(t);
+        for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
+            if (!only || !strcmp(only, ops[i].name)) ops[i].run(t);
         if (t->ws) t->ops->free(t->ops->ctx, t->ws);
         t->ops->destroy(t->ops);
         fails += t->fails;
@@ -1466,5 +1472,6 @@ int main(int argc, char **argv) {
         free(t);
     }
     printf("%s: %d checks, %d failures\n", backend, checks, fails);
+    if (ran && !checks) return fprintf(stderr, "there is no operation '%s'\n", only), 1;
     return fails ? 1 : ran ? 0 : 77;
 }

@@ -159,8 +159,7 @@ static json_t *forward_json(const char *what, const sl_bench_result *r) {
     return j;
 }
 
-/* "2048x4,512x8" into row lengths; 0 when it is not that. Returns the number of rows. */
-static int32_t parse_lengths(const char *s, int32_t *out, int32_t cap, int32_t *longest) {
+int32_t sl_bench_lengths(const char *s, int32_t *out, int32_t cap, int32_t *longest) {
     int32_t n = 0;
     for (;;) {
         char *end;
@@ -211,7 +210,7 @@ static int run_forward(const sl_cli *cli, const char *what, int argc, char **arg
     static int32_t lengths[4096];
     if (fo.lengths) {
         o.length = 0;
-        o.rows = parse_lengths(fo.lengths, lengths, (int32_t)(sizeof lengths / sizeof *lengths), &o.length);
+        o.rows = sl_bench_lengths(fo.lengths, lengths, (int32_t)(sizeof lengths / sizeof *lengths), &o.length);
         o.lengths = lengths;
         if (!o.rows) {
             sl_err_set(&err, SL_EUSAGE, "--lengths %s: expected lengths such as 2048x4,512x8, at most 4096 rows",

@@ -8,7 +8,7 @@
 #include <string.h>
 
 static struct {
-    const char *backend, *precision, *format, *how;
+    const char *backend, *precision, *format, *how, *lengths;
     uint64_t threads, repeat, inner, tokens, width, out, rows, length, heads, kv_heads, dqk, dv, window, experts, top_k,
         shared, ranks, link;
 } bo;
@@ -37,6 +37,7 @@ static const sl_cli_opt attention_opts[] = {
     {"Size", 0, SL_CLI_HEAD, NULL, NULL, NULL},
     SIZE("rows", "N", "sequences (default 8)", rows),
     SIZE("length", "T", "tokens a sequence (default 2048)", length),
+    {"lengths", 0, SL_CLI_STR, "T[xN],...", "sequences of mixed lengths in place of both: 2048x4,512x8", &bo.lengths},
     SIZE("heads", "N", "query heads (default 32)", heads),
     SIZE("kv-heads", "N", "key and value heads (default 8)", kv_heads),
     SIZE("dqk", "D", "dimension of query and key (default 128)", dqk),
@@ -105,6 +106,7 @@ static void set_int(json_t *j, const char *key, uint64_t v) {
 static void sizes(json_t *j, int which) {
     if (which == ATTENTION) {
         set_int(j, "rows", bo.rows), set_int(j, "length", bo.length);
+        if (bo.lengths) json_object_set_new(j, "lengths", json_string(bo.lengths));
         set_int(j, "heads", bo.heads), set_int(j, "kv_heads", bo.kv_heads);
         set_int(j, "dqk", bo.dqk), set_int(j, "dv", bo.dv), set_int(j, "window", bo.window);
         return;
@@ -178,6 +180,17 @@ static int run(int which, bench_fn f, int argc, char **argv) {
                                                            : SL_SUMS_BEST};
     sl_err err = {0};
     sl_bench_op_result r;
+    static int32_t lengths[4096];
+    if (bo.lengths) {
+        o.length = 0;
+        o.rows = sl_bench_lengths(bo.lengths, lengths, (int32_t)(sizeof lengths / sizeof *lengths), &o.length);
+        o.lengths = lengths;
+        bo.rows = (uint64_t)o.rows, bo.length = (uint64_t)o.length; /* what is printed */
+        if (!o.rows)
+            return sl_err_set(&err, SL_EUSAGE, "--lengths %s: expected lengths such as 2048x4,512x8, at most 4096 rows",
+                              bo.lengths),
+                   sl_cli_fail(&err);
+    }
     return f(&r, &o, &err) ? sl_cli_fail(&err) : print(which, &r);
 }
 

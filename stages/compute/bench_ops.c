@@ -206,7 +206,8 @@ int sl_bench_gemm(sl_bench_op_result *r, const sl_bench_op_opts *o, sl_err *err)
 /* ---- attention ---- */
 static int prepare_attention(bench *b, sl_bench_op_result *r, sl_err *err) {
     const sl_bench_op_opts *o = b->o;
-    int64_t T = (int64_t)o->rows * o->length;
+    int64_t T = 0;
+    double pairs = 0;
     if (o->kv_heads < 1 || o->heads % o->kv_heads)
         return sl_err_set(err, SL_EUSAGE, "bench: %d heads are no multiple of %d kv heads", o->heads, o->kv_heads);
     b->attn = (sl_attn){.heads = o->heads,
@@ -221,16 +222,20 @@ static int prepare_attention(bench *b, sl_bench_op_result *r, sl_err *err) {
                         .o_stride = (int64_t)o->heads * o->dv,
                         .k_head_stride = o->dqk,
                         .v_head_stride = o->dv};
+    b->cu = malloc(((size_t)o->rows + 1) * sizeof *b->cu);
+    if (!b->cu) return sl_err_set(err, SL_ETEMP, "bench: out of memory");
+    for (int32_t i = 0; i < o->rows; i++) {
+        double n = o->lengths ? o->lengths[i] : o->length, w = o->window;
+        b->cu[i] = (int32_t)T;
+        T += (int64_t)n;
+        pairs += w && w < n ? w * (n - 0.5 * w) : 0.5 * n * n;
+    }
+    b->cu[o->rows] = (int32_t)T;
     TRY(activations(b, &b->x, T, b->attn.q_stride, err));
     TRY(activations(b, &b->k, T, b->attn.k_stride, err));
     TRY(activations(b, &b->v, T, b->attn.v_stride, err));
     TRY(activations(b, &b->out, T, b->attn.o_stride, err));
-    b->cu = malloc(((size_t)o->rows + 1) * sizeof *b->cu);
-    if (!b->cu) return sl_err_set(err, SL_ETEMP, "bench: out of memory");
-    for (int32_t i = 0; i <= o->rows; i++) b->cu[i] = i * o->length;
-    double pairs = o->window && o->window < o->length ? (double)o->window * (o->length - 0.5 * o->window)
-                                                      : 0.5 * (double)o->length * (double)o->length;
-    r->flop = 2.0 * o->rows * o->heads * pairs * (o->dqk + o->dv);
+    r->flop = 2.0 * o->heads * pairs * (o->dqk + o->dv);
     r->bytes =
         (double)b->es * (double)T * (double)(b->attn.q_stride + b->attn.k_stride + b->attn.v_stride + b->attn.o_stride);
     return 0;

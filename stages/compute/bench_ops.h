@@ -8,9 +8,10 @@
 typedef struct sl_bench_op_opts {
     int backend, precision, threads; /* sl_backend_id, sl_precision */
     int32_t repeat, inner;
-    int64_t tokens;       /* gemm, moe, allreduce */
-    int64_t width, out;   /* gemm: k and n; moe: H and the experts' I; allreduce: elements a token */
-    int32_t rows, length; /* attention: sequences and their length */
+    int64_t tokens;         /* gemm, moe, allreduce */
+    int64_t width, out;     /* gemm: k and n; moe: H and the experts' I; allreduce: elements a token */
+    int32_t rows, length;   /* attention: sequences and their length .. */
+    const int32_t *lengths; /* .. or each one's own, [rows], `length` the longest; NULL: all `length` */
     int32_t heads, kv_heads, dqk, dv, window;
     int32_t experts, top_k, shared; /* moe; shared: experts that every token uses (one product of shared * I) */
     int fmt;                        /* moe: SL_W_BF16 or SL_W_INT4 */
@@ -28,7 +29,7 @@ typedef struct sl_bench_op_result {
 
 /* What one large dense product reaches here (device 0): the ceiling of everything made of products. */
 int sl_bench_ceiling(double *flop_s, int backend, int precision, int threads, sl_err *err);
-/* Causal attention over rows x length tokens. flop counts the causal half. */
+/* Causal attention over rows of tokens, side by side without padding. flop counts the causal half. */
 int sl_bench_attention(sl_bench_op_result *r, const sl_bench_op_opts *o, sl_err *err);
 /* out[tokens, out] = x[tokens, width] * W^T */
 int sl_bench_gemm(sl_bench_op_result *r, const sl_bench_op_opts *o, sl_err *err);

@@ -128,22 +128,17 @@ def layer(a):
 def attention(a):
     import torch.nn.functional as F
     from torch.nn.attention import SDPBackend, sdpa_kernel
+    mixed = lengths_of(a) if a.lengths else None
     for dqk, dv, h, hk in ((64, 64, 32, 8), (128, 128, 32, 8), (256, 256, 16, 8), (192, 128, 64, 64)):
-        for b, s in ((8, 2048), (2, 8192)):
+        for b, s, rows in ((8, 2048, None), (2, 8192, None), *([(len(mixed), max(mixed), mixed)] if mixed else [])):
             q, k, v = (torch.randn(b, n, s, d, device=DEV, dtype=torch.bfloat16) for n, d in ((h, dqk), (hk, dqk), (hk, dv)))
             try:
                 with sdpa_kernel(SDPBackend.CUDNN_ATTENTION), torch.inference_mode():
                     f = lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=h != hk)
-                    for _ in range(5):
-                        f()
-                    torch.cuda.synchronize()
-                    n, t0 = 20, time.perf_counter()
-                    for _ in range(n):
-                        f()
-                    torch.cuda.synchronize()
-                    sec = (time.perf_counter() - t0) / n
-                print(json.dumps(dict(peer="torch SDPA cuDNN", dqk=dqk, dv=dv, rows=b, length=s, ms=round(sec * 1e3, 4),
-                                      tflop_s=round(b * h * s * s * (dqk + dv) / sec / 1e12, 1))), flush=True)
+                    sec = timed(lambda: [f() for _ in range(20)], a.repeat, warmup=1) / 20
+                pairs = sum(n * n for n in rows or [s] * b)  # of real tokens: padding is time, not work
+                print(json.dumps(dict(peer="torch SDPA cuDNN", dqk=dqk, dv=dv, rows=b, length=s, lengths=a.lengths if rows else None, ms=round(sec * 1e3, 4),
+                                      tflop_s=round(h * pairs * (dqk + dv) / sec / 1e12, 1))), flush=True)
             except Exception as e:
                 print(json.dumps(dict(peer="torch SDPA cuDNN", dqk=dqk, dv=dv, rows=b, length=s, error=str(e)[:120])), flush=True)
 
