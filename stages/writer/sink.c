@@ -144,6 +144,7 @@ static int open_folders(sl_sink *s, sl_err *err) {
     s->store_fd = open(s->store, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (s->store_fd < 0) return sl_err_sys(err, sl_file_code(errno), errno, "cannot open folder %s", s->store);
     fsync(s->store_fd);
+    s->had_quarantine = !faccessat(s->store_fd, "quarantine", F_OK, 0);
     return empty_tmp(s, err);
 }
 

@@ -374,6 +374,27 @@ int sl_files_sync(sl_sink *s, group *g) {
     return 0;
 }
 
+/* A row whose writer died between rename and commit may get the other verdict when it comes again: then what it left in
+ * the other folder goes, or a rejected row would be there for everybody to load. 0 or -errno. */
+static int drop_twin(const file_job *f) {
+    static const char *const folder[2] = {"hidden_states", "quarantine"}, *const suffix[2] = {".safetensors", ".json"};
+    char dir[SL_PATH_MAX + 200], path[SL_PATH_MAX + 300];
+    bool gone = false;
+    if (!f->quarantine && !f->s->had_quarantine) return 0;
+    snprintf(dir, sizeof dir, "%s/%s%s", f->s->store, folder[!f->quarantine], f->dir + strlen(folder[f->quarantine]));
+    for (int i = 0; i < 2; i++) {
+        snprintf(path, sizeof path, "%s/%s%s", dir, f->name, suffix[i]);
+        if (!unlink(path))
+            gone = true;
+        else if (errno != ENOENT)
+            return -errno;
+    }
+    if (!gone) return 0;
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC), res = fd < 0 || fsync(fd) ? -errno : 0;
+    if (fd >= 0) close(fd);
+    return res;
+}
+
 static void publish(sl_job *j, unsigned worker) {
     (void)worker;
     group *g = (group *)((char *)j - offsetof(group, pub));
@@ -389,6 +410,7 @@ static void publish(sl_job *j, unsigned worker) {
             else
                 f->moved++;
         }
+        if (!g->pub_res) g->pub_res = drop_twin(f);
         if (i == g->n_files / 2) sl_crash_point("writer.mid_rename");
     }
     for (unsigned i = 0; i < g->n_files && !g->pub_res; i++) {

@@ -106,7 +106,8 @@ struct sl_sink {
     uint64_t slot_in, slot_out; /* slots [out, in) are queued */
     uint32_t block_rows;
     bool in_poll, paused;
-    unsigned refused; /* times in a row that the file system refused although there is room */
+    bool had_quarantine; /* there was one at open: see drop_twin */
+    unsigned refused;    /* times in a row that the file system refused although there is room */
     uint64_t free_bytes, sync_ns;
     int fatal; /* -errno of a write that failed for good */
     char made_dir[2][160];
