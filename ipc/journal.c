@@ -1,4 +1,5 @@
 #include "ipc/journal.h"
+#include "ipc/file.h"
 #include "ipc/log.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -141,7 +142,13 @@ static int cut_tail(sl_journal *j, sl_err *err) {
     struct stat st;
     if (fstat(j->fd, &st) < 0) return sl_err_sys(err, SL_ETEMP, errno, "%s: stat", j->path);
     uint64_t good = j->durable * SL_JREC;
-    if ((uint64_t)st.st_size == good) return 0;
+    if ((uint64_t)st.st_size == good) {
+        /* They were found, which does not mean that they are on disk: their writer may have died before its sync. Now
+         * they count as durable, so they have to be. */
+        if (good && fdatasync(j->fd) < 0)
+            return sl_err_sys(err, sl_file_code(errno), errno, "%s: fdatasync of the records found", j->path);
+        return 0;
+    }
     int rc = check_tail(j->fd, j->path, j->magic, j->durable, err);
     if (rc) return rc;
     sl_log(SL_WARN,
@@ -149,7 +156,7 @@ static int cut_tail(sl_journal *j, sl_err *err) {
            " (an interrupted write, never acknowledged)",
            j->path, (uint64_t)st.st_size - good, j->durable);
     if (ftruncate(j->fd, (off_t)good) < 0 || fdatasync(j->fd) < 0)
-        return sl_err_sys(err, SL_ETEMP, errno, "%s: cut tail", j->path);
+        return sl_err_sys(err, sl_file_code(errno), errno, "%s: cut tail", j->path);
     return 0;
 }
 
@@ -166,14 +173,14 @@ static int sync_folder(const char *path, sl_err *err) {
         strcpy(dir, ".");
     int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) return sl_err_sys(err, SL_ETEMP, errno, "%s: open folder", dir);
-    int rc = fsync(fd) < 0 ? sl_err_sys(err, SL_ETEMP, errno, "%s: fsync folder", dir) : 0;
+    int rc = fsync(fd) < 0 ? sl_err_sys(err, sl_file_code(errno), errno, "%s: fsync folder", dir) : 0;
     close(fd);
     return rc;
 }
 
 static int open_locked(sl_journal *j, sl_err *err) {
     j->fd = open(j->path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-    if (j->fd < 0) return sl_err_sys(err, errno == ENOSPC ? SL_ETEMP : SL_ECONFIG, errno, "%s: open", j->path);
+    if (j->fd < 0) return sl_err_sys(err, sl_file_code(errno), errno, "%s: open", j->path);
     if (flock(j->fd, LOCK_EX | LOCK_NB) == 0) return sync_folder(j->path, err);
     if (errno != EWOULDBLOCK) return sl_err_sys(err, SL_ETEMP, errno, "%s: lock", j->path);
     long pid = lock_holder(j->fd);
@@ -226,14 +233,14 @@ int sl_journal_sync(sl_journal *j, sl_err *err) {
         if (w < 0 && errno == EINTR) continue;
         if (w <= 0) {
             int e = w < 0 ? errno : ENOSPC;
-            return sl_err_sys(err, SL_ETEMP, e, "%s: write of %" PRIu64 " records after record %" PRIu64, j->path, j->n,
-                              j->durable);
+            return sl_err_sys(err, sl_file_code(e), e, "%s: write of %" PRIu64 " records after record %" PRIu64,
+                              j->path, j->n, j->durable);
         }
         at += (uint64_t)w;
     }
     if (fdatasync(j->fd) < 0)
-        return sl_err_sys(err, SL_ETEMP, errno, "%s: fdatasync of %" PRIu64 " records after record %" PRIu64, j->path,
-                          j->n, j->durable);
+        return sl_err_sys(err, sl_file_code(errno), errno, "%s: fdatasync of %" PRIu64 " records after record %" PRIu64,
+                          j->path, j->n, j->durable);
     j->durable += j->n;
     j->n = 0;
     return 0;

@@ -103,14 +103,14 @@ typedef struct sl_commit_rec {
 _Static_assert(sizeof(sl_commit_rec) == SL_JREC, "");
 
 /* Append side (one writer a file; flock'ed: a second writer is refused with the pid that holds it). `kind_magic` picks
- * the log. Opening scans, cuts a torn tail (says so at WARN), and calls `each` for every good record in order (may be
- * NULL). */
+ * the log. Opening scans, cuts a torn tail (says so at WARN), syncs what it found, and calls `each` for every good
+ * record in order (may be NULL). */
 typedef struct sl_journal sl_journal;
 typedef int (*sl_journal_each)(void *arg, const void *rec128, sl_err *err);
 int sl_journal_open(sl_journal **out, const char *path, uint32_t magic, sl_journal_each each, void *arg, sl_err *err);
 /* Fills magic, length, crc; buffered. */
 int sl_journal_append(sl_journal *j, void *rec128, sl_err *err);
-/* write + fdatasync. A full disk or a failed sync is SL_ETEMP and nothing is lost: call again. */
+/* write + fdatasync. A full disk is SL_ETEMP (ipc/file.h) and nothing is lost: call again. */
 int sl_journal_sync(sl_journal *j, sl_err *err);
 uint64_t sl_journal_count(const sl_journal *j); /* records on disk and waiting, headers included */
 void sl_journal_close(sl_journal *j);           /* drops what was not synced (it was never acknowledged) */

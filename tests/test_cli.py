@@ -76,6 +76,17 @@ with tempfile.TemporaryDirectory() as d:
     expect("misspelt key", rc == 78 and "bad.ini:2" in err and "'layout' in [store]" in err, f"{rc} {err}")
     rc, out, err = run(sluiced, "--set", "store.layuot=files")
     expect("misspelt --set", rc == 78 and "'layout' in [store]" in err, f"{rc} {err}")
+with tempfile.TemporaryDirectory() as d:  # a push waits for its service, but not without a word
+    with open(d + "/rows.jsonl", "w") as f:
+        f.write('{"input_ids": [1]}\n')
+    p = subprocess.Popen([sluice, "push", "--to", f"ipc://{d}/nobody.sock", d + "/rows.jsonl"], stderr=subprocess.PIPE, text=True)
+    try:
+        p.communicate(timeout=8)
+        err = "it ended"
+    except subprocess.TimeoutExpired:
+        p.send_signal(2)
+        err = p.communicate(timeout=20)[1]
+    expect("push without a service", p.returncode == 75 and f"nobody answers at ipc://{d}/nobody.sock" in err, f"{p.returncode} {err}")
 rc, out, err = run(sluiced)
 expect("sluiced without configuration", rc == 2, err)
 rc, out, err = run(sluiced, "--nonsense")

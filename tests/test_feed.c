@@ -380,6 +380,83 @@ static void flush_and_done(void **state) {
     zmq_close(t);
 }
 
+static void commit(uint64_t from, uint64_t to) {
+    char path[96];
+    snprintf(path, sizeof path, "%s/commit.log", dir);
+    sl_journal *j;
+    assert_int_equal(sl_journal_open(&j, path, SL_COMMIT_MAGIC, NULL, NULL, &e), 0);
+    for (uint64_t i = from; i < to; i++) {
+        sl_commit_rec r = {.kind = SL_CM_COMMIT, .seq = i, .row = i};
+        sl_journal_append(j, &r, &e);
+    }
+    sl_journal_sync(j, &e);
+    sl_journal_close(j);
+    assert_int_equal(sl_intake_follow(in, sl_feed_done, feed, &e), 0);
+}
+
+/* The same file pushed by several at a time: each hears of each row, once, whoever came first and whoever hung up. */
+static void all_who_wait_are_told(void **state) {
+    (void)state;
+    void *s[4];
+    for (int i = 0; i < 4; i++) {
+        s[i] = dial();
+        welcome(s[i], "set");
+        for (int again = 0; again < 2; again++) {
+            msg *m = rows(2);
+            ids_row(m, 0, 3, 0);
+            ids_row(m, 1, 3, 0);
+            post(s[i], m);
+            says(s[i], i + again ? "\"known\"=>[[0, 1], [1, 1]]" : "\"acc\"=>[[0, 1, 3], [1, 1, 3]]");
+        }
+    }
+    zmq_close(s[1]);
+    commit(0, 1);
+    for (int i = 0; i < 4; i++)
+        if (i != 1) says(s[i], "\"done\", \"ok\"=>[0], \"rej\"=>[]");
+    void *t = dial(); /* one more, when one of them is known to be gone */
+    welcome(t, "set");
+    msg *m = rows(2);
+    ids_row(m, 0, 3, 0);
+    ids_row(m, 1, 3, 0);
+    post(t, m);
+    says(t, "\"known\"=>[[0, 1], [1, 1]]");
+    says(t, "\"done\", \"ok\"=>[0], \"rej\"=>[]");
+    commit(1, 2);
+    says(t, "\"done\", \"ok\"=>[1], \"rej\"=>[]");
+    for (int i = 0; i < 4; i++) {
+        if (i == 1) continue;
+        says(s[i], "\"done\", \"ok\"=>[1], \"rej\"=>[]");
+        silent(s[i]);
+        zmq_close(s[i]);
+    }
+    zmq_close(t);
+}
+
+/* A service that lives for months is not deaf after so many clients; one that was forgotten is told so. */
+static void clients_come_and_go(void **state) {
+    (void)state;
+    void *s = dial(), *t = dial();
+    welcome(s, "set");
+    for (uint32_t i = 0; i < 70000; i++) assert_true(sl_feed_client(feed, &i, sizeof i) != 0);
+    welcome(t, "set");
+    msg *m = rows(1);
+    ids_row(m, 0, 3, 0);
+    post(t, m);
+    says(t, "\"acc\"=>[[0, 1, 3]]");
+    simple(s, "ping");
+    says(s, "\"order\"");
+    welcome(s, "set");
+    m = rows(1);
+    ids_row(m, 0, 3, 0);
+    post(s, m);
+    says(s, "\"known\"=>[[0, 1]]");
+    commit(0, 1);
+    says(s, "\"done\", \"ok\"=>[0]");
+    says(t, "\"done\", \"ok\"=>[0]");
+    zmq_close(s);
+    zmq_close(t);
+}
+
 /* The disk is full: no ack, nothing lost; room again: the ack comes. (A file size limit stands in for the full disk.)
  */
 static void full_disk(void **state) {
@@ -468,6 +545,8 @@ int main(void) {
                                        cmocka_unit_test_setup_teardown(nonsense, setup, teardown),
                                        cmocka_unit_test_setup_teardown(credit, setup, teardown),
                                        cmocka_unit_test_setup_teardown(flush_and_done, setup, teardown),
+                                       cmocka_unit_test_setup_teardown(all_who_wait_are_told, setup, teardown),
+                                       cmocka_unit_test_setup_teardown(clients_come_and_go, setup, teardown),
                                        cmocka_unit_test_setup_teardown(full_disk, setup, teardown),
                                        cmocka_unit_test_setup_teardown(tcp_needs_keys, setup, teardown)};
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -8,6 +8,7 @@
 #include "ipc/crc32c.h"
 #include "ipc/journal.h"
 #include "ipc/log.h"
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -222,6 +223,32 @@ static void survives_kills(void **state) {
     }
 }
 
+/* Linked with --wrap=fdatasync. */
+int __real_fdatasync(int fd);
+int __wrap_fdatasync(int fd);
+static int syncs, sync_errno;
+int __wrap_fdatasync(int fd) {
+    syncs++;
+    errno = sync_errno;
+    return sync_errno ? -1 : __real_fdatasync(fd);
+}
+
+/* Its writer was killed between write and sync: a record that is found counts as durable, so opening has to sync it. */
+static void opening_syncs_what_it_finds(void **state) {
+    (void)state;
+    fill(5);
+    syncs = 0;
+    sl_journal *j;
+    assert_int_equal(sl_journal_open(&j, path, SL_COMMIT_MAGIC, NULL, NULL, &e), 0);
+    assert_int_equal(syncs, 1);
+    sl_journal_close(j);
+    sync_errno = ENOSPC;
+    assert_int_equal(sl_journal_open(&j, path, SL_COMMIT_MAGIC, NULL, NULL, &e), SL_ETEMP);
+    sync_errno = EIO; /* nobody can make room for this one */
+    assert_int_equal(sl_journal_open(&j, path, SL_COMMIT_MAGIC, NULL, NULL, &e), SL_EINTERNAL);
+    sync_errno = 0;
+}
+
 static void crc_and_keys(void **state) {
     (void)state;
     assert_int_equal(sl_crc32c(0, "123456789", 9), 0xe3069283u); /* the check value of the CRC catalogue */
@@ -253,6 +280,7 @@ int main(void) {
                                    T(refuses_a_second_writer),
                                    T(a_full_disk_loses_nothing),
                                    T(survives_kills),
+                                   T(opening_syncs_what_it_finds),
                                    T(crc_and_keys)};
     return cmocka_run_group_tests_name("journal", t, NULL, NULL);
 }

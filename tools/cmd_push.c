@@ -64,14 +64,30 @@ static void on_signal(int sig) {
     stopped = sig;
 }
 
-static int push_all(sl_pusher *p, sl_err *err) {
+/* A push waits for a service that is started again; one that waits for nobody must not look like one that works. */
+static bool say_silence(const sl_pusher *p, const char *addr, bool said, sl_cli_progress *bar) {
+    bool silent = sl_pusher_silent(p) > 5000000000ull;
+    if (silent == said) return said;
+    sl_cli_progress_end(bar);
+    if (silent)
+        fprintf(stderr,
+                "WARNING: nobody answers at %s. Is sluiced running (sluice status)? Waiting for it; Ctrl-C ends\n",
+                addr);
+    else
+        fprintf(stderr, "the service answers: going on\n");
+    return silent;
+}
+
+static int push_all(sl_pusher *p, const char *addr, sl_err *err) {
     bool durable = !strcmp(o.wait, "durable");
     sl_cli_progress bar;
+    bool silent = false;
     int rc = SL_OK;
     sl_cli_progress_start(&bar, "rows");
     while (!stopped && !sl_pusher_done(p)) {
         struct pollfd fds[SL_PUSHER_OPEN + 1];
         if ((rc = sl_pusher_turn(p, err)) < 0) break;
+        silent = say_silence(p, addr, silent, &bar);
         sl_feed_counts k = sl_pusher_counts(p);
         sl_cli_progress_draw(&bar, durable ? k.durable + k.rejected : k.rows - k.waiting - k.sent,
                              sl_pusher_read(p) ? k.rows : 0, NULL);
@@ -145,7 +161,7 @@ int sl_cmd_push(int argc, char **argv) {
     struct sigaction sa = {.sa_handler = on_signal};
     sigaction(SIGINT, &sa, NULL);
     sigaction(SIGTERM, &sa, NULL);
-    rc = push_all(p, &err);
+    rc = push_all(p, po.addr, &err);
     sl_feed_counts k = sl_pusher_counts(p);
     say_result(&k, &bad, !rc && !k.parts_rejected);
     sl_pusher_close(p);

@@ -27,10 +27,10 @@ struct sl_feed_client {
     void *ctx, *sock, *mon; /* mon: events of the connection */
     bool welcome, draining, want_flush, flush_sent, flushed;
     uint32_t credit;
-    uint64_t heard_ns, pinged_ns, hello_ns;
-    row *rows;                  /* index = row number, blank lines included */
-    uint64_t n, cap, next;      /* next: no NEW row before it */
-    uint64_t scanned, line_at;  /* file offsets: read so far, start of the open line */
+    uint64_t heard_ns, pinged_ns, hello_ns, alive_ns; /* heard_ns starts anew with a connection, alive_ns does not */
+    row *rows;                                        /* index = row number, blank lines included */
+    uint64_t n, cap, next;                            /* next: no NEW row before it */
+    uint64_t scanned, line_at;                        /* file offsets: read so far, start of the open line */
     uint64_t ahead, final_rows; /* bytes not sent yet; rows before this one have their final answer */
     bool blank, full;           /* the open line is blank so far; the limit is reached */
     sl_feed_counts k;
@@ -163,6 +163,7 @@ int sl_feed_client_open(sl_feed_client **out, const sl_feed_opts *o, int fd, sl_
     if (!c) return sl_err_set(err, SL_ETEMP, "out of memory");
     c->o = *o, c->fd = fd, c->blank = true;
     c->ctx = zmq_ctx_new();
+    c->alive_ns = sl_now_ns();
     int rc = c->ctx ? connect_now(c, err) : sl_err_set(err, SL_ETEMP, "ZeroMQ: %s", zmq_strerror(zmq_errno()));
     if (rc)
         sl_feed_client_close(c);
@@ -472,7 +473,7 @@ static int receive(sl_feed_client *c, sl_err *err) {
         zmq_msg_init(&m);
         int n = zmq_msg_recv(&m, c->sock, ZMQ_DONTWAIT), rc = SL_OK;
         if (n >= 0) {
-            c->heard_ns = sl_now_ns();
+            c->heard_ns = c->alive_ns = sl_now_ns();
             got = 1;
             rc = on_message(c, zmq_msg_data(&m), zmq_msg_size(&m), err);
         }
@@ -537,6 +538,10 @@ uint64_t sl_feed_client_needed(sl_feed_client *c) {
 
 bool sl_feed_client_refused(const sl_feed_client *c) {
     return c->draining;
+}
+
+uint64_t sl_feed_client_silent(const sl_feed_client *c) {
+    return sl_now_ns() - c->alive_ns;
 }
 
 bool sl_feed_client_answered(const sl_feed_client *c) {

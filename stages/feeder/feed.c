@@ -14,7 +14,7 @@
 #include <xxhash.h>
 #include <zmq.h>
 
-enum { MAX_CLIENTS = 65536, MAX_REPLIES = 64, MAX_IDENTITY = 255, SYNC_MS = 5, RETRY_MS = 500 };
+enum { MAX_CLIENTS = 4096, MAX_REPLIES = 64, MAX_IDENTITY = 255, SYNC_MS = 5, RETRY_MS = 500 };
 
 typedef struct refusal {
     uint64_t row;
@@ -45,6 +45,7 @@ typedef struct reply {
 typedef struct client {
     unsigned char identity[MAX_IDENTITY];
     size_t id_len;
+    uint32_t no; /* never given to another one */
     bool hello, stream;
     uint32_t dataset, outstanding;
     uint64_t last_ns;
@@ -56,6 +57,11 @@ typedef struct client {
     VEC(reply) replies;
 } client;
 
+/* One more client that waits for a row that another one pushed before it. */
+typedef struct other {
+    uint32_t client, next; /* next: index + 1 in sl_feed.others, of the same row or of the free ones */
+} other;
+
 struct sl_feed {
     sl_feed_cfg cfg;
     char addr[512], store[PATH_MAX], sock_path[256];
@@ -63,8 +69,10 @@ struct sl_feed {
     sl_curve *curve;
     int wake;
     sl_pool *pool;
-    client **clients;
-    uint32_t n_clients;
+    client **clients; /* by number */
+    uint32_t n_clients, last_client;
+    VEC(other) others;
+    uint32_t free_others;
     sl_job *wait_head, *wait_tail; /* journaled, waiting for the sync */
     uint64_t waiting, first_wait_ns, retry_ns;
     bool draining, fatal_set;
@@ -105,14 +113,38 @@ static void client_free(client *c) {
 }
 
 static client *client_at(const sl_feed *f, uint32_t no) {
-    return no && no <= f->n_clients ? f->clients[no - 1] : NULL;
+    uint32_t a = 0, b = f->n_clients;
+    while (a < b) {
+        uint32_t m = a + (b - a) / 2;
+        if (f->clients[m]->no < no)
+            a = m + 1;
+        else
+            b = m;
+    }
+    return a < f->n_clients && f->clients[a]->no == no ? f->clients[a] : NULL;
+}
+
+static void forget_client(sl_feed *f, uint32_t i) {
+    client_free(f->clients[i]);
+    f->n_clients--;
+    memmove(&f->clients[i], &f->clients[i + 1], (f->n_clients - i) * sizeof *f->clients);
+}
+
+/* Clients come and go for as long as the service lives, and one that hung up is noticed only when something is sent to
+ * it. So a full table forgets who was silent for longest; should that one come back, it is told to say hello again. */
+static void make_room(sl_feed *f) {
+    uint32_t i = 0;
+    if (f->n_clients < MAX_CLIENTS) return;
+    for (uint32_t k = 1; k < f->n_clients; k++)
+        if (f->clients[k]->last_ns < f->clients[i]->last_ns) i = k;
+    forget_client(f, i);
 }
 
 uint32_t sl_feed_client(sl_feed *f, const void *identity, size_t n) {
     if (n > MAX_IDENTITY) return 0;
     for (uint32_t i = f->n_clients; i-- > 0;) /* the latest is the likeliest */
-        if (f->clients[i] && f->clients[i]->id_len == n && !memcmp(f->clients[i]->identity, identity, n)) return i + 1;
-    if (f->n_clients >= MAX_CLIENTS) return 0;
+        if (f->clients[i]->id_len == n && !memcmp(f->clients[i]->identity, identity, n)) return f->clients[i]->no;
+    make_room(f);
     client **v = realloc(f->clients, (f->n_clients + 1) *
                                          sizeof(client *)); // NOLINT(bugprone-sizeof-expression): pointers are meant
     client *c = calloc(1, sizeof *c);
@@ -123,8 +155,10 @@ uint32_t sl_feed_client(sl_feed *f, const void *identity, size_t n) {
     }
     memcpy(c->identity, identity, n);
     c->id_len = n;
+    c->no = ++f->last_client;
+    c->last_ns = sl_now_ns();
     v[f->n_clients++] = c;
-    return f->n_clients;
+    return c->no;
 }
 
 /* ---- answers ---- */
@@ -263,7 +297,7 @@ static sent flush_client(sl_feed *f, client *c, int *did) {
         free(c->replies.v[i].data);
         *did = 1;
     }
-    memmove(c->replies.v, c->replies.v + i, (c->replies.n - i) * sizeof *c->replies.v);
+    if (i) memmove(c->replies.v, c->replies.v + i, (c->replies.n - i) * sizeof *c->replies.v);
     c->replies.n -= i;
     if (s != SENT) return s;
     if (c->ok.n || c->bad.n) {
@@ -276,25 +310,55 @@ static sent flush_client(sl_feed *f, client *c, int *did) {
 
 static int send_answers(sl_feed *f) {
     int did = 0;
-    for (uint32_t i = 0; i < f->n_clients; i++) {
-        client *c = f->clients[i];
-        if (!c || !f->sock) continue;
-        if (flush_client(f, c, &did) == GONE) { /* it hung up; its rows go on, a later client may ask for them again */
-            f->clients[i] = NULL;
-            client_free(c);
-        }
-    }
+    for (uint32_t i = f->sock ? f->n_clients : 0; i-- > 0;)
+        if (flush_client(f, f->clients[i], &did) == GONE) /* it hung up; its rows go on, a later client may ask again */
+            forget_client(f, i);
     return did;
 }
 
-void sl_feed_done(void *feed, const sl_entry *e) {
-    sl_feed *f = feed;
-    client *c = client_at(f, e->owner);
+static void tell_done(client *c, const sl_entry *e) {
     if (!c || !e->rows) return;
     if (e->verdict)
         (void)PUSH(c->bad, (lost){e->row, e->bad, e->verdict});
     else
         (void)PUSH(c->ok, e->row);
+}
+
+void sl_feed_done(void *feed, sl_entry *e) {
+    sl_feed *f = feed;
+    tell_done(client_at(f, e->owner), e);
+    while (e->others) {
+        other *o = &f->others.v[e->others - 1];
+        uint32_t at = e->others;
+        tell_done(client_at(f, o->client), e);
+        e->others = o->next;
+        o->next = f->free_others;
+        f->free_others = at;
+    }
+}
+
+/* Several clients may push the same row: each of them waits to hear that it is done. */
+static void wait_for(sl_feed *f, sl_entry *e, uint32_t no) {
+    if (e->owner == no) return;
+    if (!client_at(f, e->owner)) {
+        e->owner = no;
+        return;
+    }
+    for (uint32_t i = e->others; i; i = f->others.v[i - 1].next) {
+        other *o = &f->others.v[i - 1];
+        if (o->client != no && client_at(f, o->client)) continue;
+        o->client = no; /* it is there already, or takes the place of one that is gone */
+        return;
+    }
+    uint32_t at = f->free_others;
+    if (at)
+        f->free_others = f->others.v[at - 1].next;
+    else if (PUSH(f->others, (other){0}))
+        at = (uint32_t)f->others.n;
+    else
+        return; /* no memory: it will ask again */
+    f->others.v[at - 1] = (other){no, e->others};
+    e->others = at;
 }
 
 /* ---- messages ---- */
@@ -525,10 +589,12 @@ static void answer_known(sl_feed *f, client *c, sl_job *j) {
     switch (sl_intake_find(f->cfg.intake, j->dataset, j->row, j->content, &e)) {
     case SL_IN_KNOWN:
         f->st.known++;
-        e->owner = j->client;
         (void)PUSH(c->known, (accepted){.row = j->row, .parts = e->rows});
         if (e->parts > e->rows) refused_before(c, j->row, e);
-        if (!e->left) sl_feed_done(f, e);
+        if (e->left)
+            wait_for(f, e, j->client);
+        else
+            tell_done(c, e);
         return;
     case SL_IN_REFUSED:
         f->st.known++;
@@ -659,7 +725,7 @@ int sl_feed_timeout_ms(const sl_feed *f) {
     if (f->waiting || sl_intake_dirty(f->cfg.intake)) return SYNC_MS;
     for (uint32_t i = 0; i < f->n_clients; i++) {
         const client *c = f->clients[i];
-        if (c && (c->acc.n || c->rej.n || c->known.n || c->ok.n || c->bad.n || c->replies.n))
+        if (c->acc.n || c->rej.n || c->known.n || c->ok.n || c->bad.n || c->replies.n)
             return 50; /* it is slow to read */
     }
     return 200;
@@ -678,7 +744,7 @@ const sl_feed_stats *sl_feed_get_stats(sl_feed *f) {
     f->st.open_streams = 0;
     for (uint32_t i = 0; i < f->n_clients; i++) {
         const client *c = f->clients[i];
-        if (c && c->stream && now - c->last_ns < SL_FEED_SILENT_S * 1000000000ull) f->st.open_streams++;
+        if (c->stream && now - c->last_ns < SL_FEED_SILENT_S * 1000000000ull) f->st.open_streams++;
     }
     return &f->st;
 }
@@ -751,6 +817,7 @@ void sl_feed_close(sl_feed *f) {
     if (f->ctx) zmq_ctx_term(f->ctx);
     for (uint32_t i = 0; i < f->n_clients; i++) client_free(f->clients[i]);
     free(f->clients);
+    free(f->others.v);
     if (f->wake > 0) close(f->wake);
     free(f);
 }

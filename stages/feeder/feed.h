@@ -48,7 +48,7 @@ void sl_feed_drain(sl_feed *f);
 /* No row is being prepared or waiting for the disk. */
 bool sl_feed_idle(const sl_feed *f);
 /* What became durable goes to whoever pushed it: pass to sl_intake_follow with arg = the feed. */
-void sl_feed_done(void *feed, const sl_entry *e);
+void sl_feed_done(void *feed, sl_entry *e);
 /* How long the caller may sleep before the next turn when nothing rings: milliseconds. */
 int sl_feed_timeout_ms(const sl_feed *f);
 /* Two fds to poll for input. */

@@ -1,5 +1,6 @@
 #include "stages/feeder/intake.h"
 #include "ipc/crash.h"
+#include "ipc/file.h"
 #include "ipc/log.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -143,6 +144,11 @@ static int replay_dataset(sl_intake *in, const sl_intake_rec *r, sl_err *err) {
         return sl_err_set(err, SL_EDATA, "data set record %u is out of order", r->dataset);
     if (pread(in->dat, name, r->data_len, (off_t)r->data_off) != (ssize_t)r->data_len)
         return sl_err_set(err, SL_EDATA, "the name of data set %u is not in intake.dat", r->dataset);
+    if (r->data_sum && XXH3_64bits(name, r->data_len) != r->data_sum)
+        return sl_err_set(err, SL_EDATA,
+                          "intake.dat: the name of data set %u does not match its checksum: the file was damaged; "
+                          "restore it, or see 'sluice verify'",
+                          r->dataset);
     return add_dataset(in, name, r->data_len, err);
 }
 
@@ -218,7 +224,7 @@ static int open_files(sl_intake *in, sl_err *err) {
     char dat[PATH_MAX];
     snprintf(dat, sizeof dat, "%.4000s/intake.dat", in->store);
     in->dat = open(dat, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-    if (in->dat < 0) return sl_err_sys(err, SL_ECONFIG, errno, "opening %s", dat);
+    if (in->dat < 0) return sl_err_sys(err, sl_file_code(errno), errno, "opening %s", dat);
     int rc = sl_journal_open(&in->log, in->log_path, SL_INTAKE_MAGIC, replay, in, err);
     if (rc) return rc;
     struct stat st;
@@ -383,10 +389,16 @@ static int write_data(sl_intake *in, sl_err *err) {
         ssize_t w =
             pwrite(in->dat, in->buf + in->buf_written, in->buf_n - in->buf_written, (off_t)(start + in->buf_written));
         if (w < 0 && errno == EINTR) continue;
-        if (w <= 0) return sl_err_sys(err, SL_ETEMP, w < 0 ? errno : ENOSPC, "writing intake.dat in %s", in->store);
+        if (w <= 0) {
+            int e = w < 0 ? errno : ENOSPC;
+            return sl_err_sys(err, sl_file_code(e), e, "writing intake.dat in %s", in->store);
+        }
         in->buf_written += (uint64_t)w;
     }
-    if (in->buf_n && fdatasync(in->dat)) return sl_err_sys(err, SL_ETEMP, errno, "syncing intake.dat in %s", in->store);
+    if (in->buf_n && fdatasync(in->dat)) {
+        in->buf_written = 0; /* the kernel may have dropped what it could not write: the next try writes all of it */
+        return sl_err_sys(err, sl_file_code(errno), errno, "syncing intake.dat in %s", in->store);
+    }
     in->buf_n = in->buf_written = 0;
     if (in->buf_cap > (16u << 20)) { /* one huge row must not keep its memory */
         free(in->buf);

@@ -36,6 +36,7 @@ typedef struct sl_entry { /* a pushed row */
     uint32_t left;   /* accepted and not yet in commit.log */
     uint32_t bad;    /* accepted, then rejected by a verdict */
     uint32_t owner;  /* whom to tell when it is done; the caller's number, 0 = nobody */
+    uint32_t others; /* more of them; the caller's own, 0 at first */
     uint16_t reason; /* last refusal */
     uint8_t verdict; /* first sl_verdict of its parts that is not OK */
     uint8_t more;    /* the last record seen had SL_IN_MORE */
@@ -73,6 +74,6 @@ uint32_t sl_intake_open_rows(const sl_intake *in); /* rows in the batch that is 
 
 /* Read what is new in commit.log; calls `done` for each entry that became complete (all its parts committed or
  * rejected). */
-typedef void (*sl_intake_done)(void *arg, const sl_entry *e);
+typedef void (*sl_intake_done)(void *arg, sl_entry *e);
 int sl_intake_follow(sl_intake *in, sl_intake_done done, void *arg, sl_err *err);
 #endif

@@ -224,5 +224,6 @@ int main(int argc, char **argv) {
     rc = open_all(&f, &err);
     if (!rc) rc = run(&f, &err);
     close_all(&f);
+    if (err.code == SL_EDATA) err.code = SL_ECONFIG; /* a damaged store: starting again will not help */
     return rc ? sl_stage_fail(&f.stage, &err) : 0;
 }

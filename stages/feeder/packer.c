@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#define XXH_STATIC_LINKING_ONLY /* its state on the stack */
+#include <xxhash.h>
 
 bool sl_pack_splits(const sl_pack *p, uint32_t T) {
     return p->rows && (p->rows >= p->max_rows || (uint64_t)p->tokens + T > p->batch_tokens);
@@ -159,6 +161,26 @@ int sl_packer_next(sl_packer *p, uint64_t limit, sl_batch *b, sl_err *err) {
     return 0;
 }
 
+/* The row as it was accepted, its three parts into their places of the batch. Nothing is computed from bytes that are
+ * not the ones that were acknowledged. */
+static int read_row(const sl_packer *p, const sl_intake_rec *r, char *ids, char *mask, char *id, sl_err *err) {
+    uint64_t T = r->T;
+    int rc = pread_all(p->dat, ids, T * 4, r->data_off, "intake.dat", err);
+    if (!rc) rc = pread_all(p->dat, mask, T, r->data_off + T * 4, "intake.dat", err);
+    if (!rc) rc = pread_all(p->dat, id, r->id_len, r->data_off + T * 5, "intake.dat", err);
+    if (rc || !r->data_sum) return rc;
+    XXH3_state_t st;
+    XXH3_64bits_reset(&st);
+    XXH3_64bits_update(&st, ids, T * 4);
+    XXH3_64bits_update(&st, mask, T);
+    XXH3_64bits_update(&st, id, r->id_len);
+    if (XXH3_64bits_digest(&st) == r->data_sum) return SL_OK;
+    return sl_err_set(err, SL_EDATA,
+                      "intake.dat: the %llu bytes at %llu do not match their checksum: the file was damaged after the "
+                      "row was accepted; restore it, or see 'sluice verify'",
+                      (unsigned long long)r->data_len, (unsigned long long)r->data_off);
+}
+
 uint64_t sl_packer_bytes(const sl_batch *b) {
     return sl_batch_bytes(b->n_rows, b->n_tokens, b->string_bytes);
 }
@@ -190,9 +212,7 @@ int sl_packer_write(sl_packer *p, const sl_batch *b, void *slot, uint64_t cap, s
                                  .id_len = r->id_len,
                                  .key = {r->key.w[0], r->key.w[1]},
                                  .mask_sum = r->mask_sum};
-        int rc = pread_all(p->dat, base + ids + (size_t)t0 * 4, (uint64_t)r->T * 4, r->data_off, "intake.dat", err);
-        if (!rc) rc = pread_all(p->dat, base + mask + t0, r->T, r->data_off + (uint64_t)r->T * 4, "intake.dat", err);
-        if (!rc) rc = pread_all(p->dat, base + str, r->id_len, r->data_off + (uint64_t)r->T * 5, "intake.dat", err);
+        int rc = read_row(p, r, base + ids + (size_t)t0 * 4, base + mask + t0, base + str, err);
         if (rc) return sl_err_wrap(err, "row %llu (seq %llu)", (unsigned long long)r->row, (unsigned long long)r->seq);
         t0 += r->T;
         str += r->id_len;

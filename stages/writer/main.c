@@ -12,8 +12,11 @@ int main(int argc, char **argv) {
         files.rlim_cur = files.rlim_max;
         setrlimit(RLIMIT_NOFILE, &files);
     }
-    if (sl_stage_open(&st, argc, argv, SL_ROLE_WRITER, &err) || sl_writer_open(&w, &st, &err) || sl_writer_run(w, &err))
+    if (sl_stage_open(&st, argc, argv, SL_ROLE_WRITER, &err) || sl_writer_open(&w, &st, &err) ||
+        sl_writer_run(w, &err)) {
+        if (err.code == SL_EDATA) err.code = SL_ECONFIG; /* a damaged store: starting again will not help */
         return sl_stage_fail(&st, &err);
+    }
     sl_writer_close(w);
     sl_metrics_detach(st.metrics);
     return 0;

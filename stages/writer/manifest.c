@@ -1,4 +1,5 @@
 #include "stages/writer/manifest.h"
+#include "ipc/file.h"
 #include "stages/writer/codec.h"
 #include "stages/writer/xxh3.h"
 #include <errno.h>
@@ -88,13 +89,14 @@ int sl_manifest_write(const sl_manifest *m, const char *store, sl_err *err) {
     char *at = digits(text, n), hex[17];
     if (at) sum_text(text, n, at, hex);
     int fd = open(tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    int bad = fd < 0 || write(fd, text, n) != (ssize_t)n || fsync(fd), e = errno;
+    int e = fd < 0 ? errno : sl_file_write(fd, text, n);
+    if (!e && fsync(fd)) e = errno;
     if (fd >= 0) close(fd);
     free(text);
-    if (!bad && rename(tmp, path)) bad = 1, e = errno;
-    if (bad) {
+    if (!e && rename(tmp, path)) e = errno;
+    if (e) {
         unlink(tmp);
-        return sl_err_sys(err, e == ENOSPC || e == EDQUOT ? SL_ETEMP : SL_ECONFIG, e, "cannot write %s", path);
+        return sl_err_sys(err, sl_file_code(e), e, "cannot write %s", path);
     }
     int dir = open(store, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (dir >= 0) {

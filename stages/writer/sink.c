@@ -1,5 +1,6 @@
 #include "stages/writer/sink_int.h"
 #include "ipc/crash.h"
+#include "ipc/file.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -53,6 +54,19 @@ int sl_sink_wait_room(sl_sink *s, uint64_t need, sl_err *err) {
     return 0;
 }
 
+int sl_sink_refused(sl_sink *s, uint64_t need, sl_err *err) {
+    if (sl_sink_look_free(s) < s->cfg.reserve_bytes + need) return sl_sink_wait_room(s, need, err);
+    if (++s->refused == 2) /* once may be a file that was deleted in the meantime */
+        sl_sink_note(s, 1,
+                     "%s: the file system refuses to write although %.1f MB are free: out of inodes, a quota, or room "
+                     "kept for others. The flow is paused and nothing is lost; make room and it goes on by itself",
+                     s->store, (double)s->free_bytes / 1e6);
+    if (s->cfg.on_tick) s->cfg.on_tick(s->cfg.arg);
+    int rc = s->in_poll ? 0 : sl_sink_progress(s, false, err); /* what is written already can still be committed */
+    if (!rc) poll(NULL, 0, s->refused < 10 ? 50 : 500);
+    return rc;
+}
+
 /* ---- open ---- */
 
 static int set_done(sl_sink *s, uint64_t seq, sl_err *err) {
@@ -103,7 +117,7 @@ static int make_folder(const sl_sink *s, const char *sub, sl_err *err) {
         *p = '/';
     }
     if (mkdir(path, 0755) && errno != EEXIST)
-        return sl_err_sys(err, errno == ENOSPC ? SL_ETEMP : SL_ECONFIG, errno, "cannot make folder %s", path);
+        return sl_err_sys(err, sl_file_code(errno), errno, "cannot make folder %s", path);
     return 0;
 }
 
@@ -112,7 +126,7 @@ static int empty_tmp(sl_sink *s, sl_err *err) {
     char path[SL_PATH_MAX + 16];
     snprintf(path, sizeof path, "%s/.tmp", s->store);
     DIR *d = opendir(path);
-    if (!d) return sl_err_sys(err, SL_ECONFIG, errno, "cannot read folder %s", path);
+    if (!d) return sl_err_sys(err, sl_file_code(errno), errno, "cannot read folder %s", path);
     unsigned n = 0;
     for (struct dirent *e; (e = readdir(d));)
         if (e->d_name[0] != '.') n += unlinkat(dirfd(d), e->d_name, 0) == 0;
@@ -128,8 +142,9 @@ static int open_folders(sl_sink *s, sl_err *err) {
     if (!rc) rc = make_folder(s, shards ? "shards" : "hidden_states", err);
     if (rc) return rc;
     s->store_fd = open(s->store, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (s->store_fd < 0) return sl_err_sys(err, SL_ECONFIG, errno, "cannot open folder %s", s->store);
+    if (s->store_fd < 0) return sl_err_sys(err, sl_file_code(errno), errno, "cannot open folder %s", s->store);
     fsync(s->store_fd);
+    s->had_quarantine = !faccessat(s->store_fd, "quarantine", F_OK, 0);
     return empty_tmp(s, err);
 }
 
@@ -405,6 +420,11 @@ static int step(sl_sink *s, group *g, sl_err *err) {
     }
     if (g->st == G_PUBLISHING) {
         if (!atomic_load_explicit(&g->pub.done, memory_order_acquire)) return 0;
+        if (g->pub_res == -ENOSPC || g->pub_res == -EDQUOT) { /* a folder has to grow */
+            int rc = sl_sink_refused(s, 1u << 20, err);
+            if (!rc) sl_files_publish(s, g);
+            return rc;
+        }
         if (g->pub_res) return sl_err_sys(err, SL_EINTERNAL, -g->pub_res, "publishing files in %s failed", s->store);
         g->st = G_READY;
         return 1;
@@ -422,11 +442,14 @@ static int commit(sl_sink *s, group *g, sl_err *err) {
         g->recs[i].time_ns = (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
         rc = sl_journal_append(s->log, &g->recs[i], err);
     }
-    while (!rc && g->n_recs && (rc = sl_journal_sync(s->log, err)) == SL_ETEMP) {
-        rc = sl_sink_wait_room(s, 1u << 20, err); /* the records are kept: try again */
-        poll(NULL, 0, 100);
+    while (!rc && g->n_recs) {
+        rc = sl_journal_sync(s->log, err);
+        if (rc != SL_ETEMP) break;
+        rc = sl_sink_refused(s, 1u << 20, err); /* the records are kept: try again */
     }
     if (rc) return rc;
+    if (s->refused > 1) sl_sink_note(s, 0, "the file system takes writes again: going on");
+    s->refused = 0;
     s->sync_ns += mono() - t0;
     sl_crash_point("writer.after_commit");
     for (unsigned i = 0; !rc && i < g->n_recs; i++) {
@@ -443,7 +466,7 @@ static int progress_once(sl_sink *s, bool *moved, sl_err *err) {
     if (read(s->efd, &n, sizeof n) < 0) n = 0; /* drained before the tests: what comes later wakes the poll */
     if (s->wio) {
         if (sl_wio_stalled(s->wio)) {
-            int rc = sl_sink_wait_room(s, (uint64_t)sl_wio_stalled(s->wio) * s->cfg.buf_bytes, err);
+            int rc = sl_sink_refused(s, (uint64_t)sl_wio_stalled(s->wio) * s->cfg.buf_bytes, err);
             if (rc) return rc;
             sl_wio_retry(s->wio);
         }
@@ -512,10 +535,8 @@ int sl_sink_finish(sl_sink *s, sl_err *err) {
     if (rc) return rc;
     s->cfg.manifest.stats = s->stats;
     s->cfg.manifest.complete = 1;
-    while ((rc = sl_manifest_write(&s->cfg.manifest, s->store, err)) == SL_ETEMP) {
-        if ((rc = sl_sink_wait_room(s, 1u << 16, err))) return rc;
-        poll(NULL, 0, 100);
-    }
+    while ((rc = sl_manifest_write(&s->cfg.manifest, s->store, err)) == SL_ETEMP)
+        if ((rc = sl_sink_refused(s, 1u << 16, err))) return rc;
     return rc;
 }
 

@@ -4,6 +4,7 @@
 #include "stages/writer/xxh3.h"
 #include "stages/writer/sink_int.h"
 #include "ipc/crash.h"
+#include "ipc/file.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -197,8 +198,9 @@ static int write_reason(file_job *f, XXH3_state_t *sum) {
     for (uint32_t t = 0; t < f->r.T; t++) at += (size_t)snprintf(b + at, cap - at, "%s%d", t ? "," : "", f->r.ids[t]);
     at += (size_t)snprintf(b + at, cap - at, "]}\n");
     tmp_path(f, ".json", path, sizeof path);
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644), res = 0;
-    if (fd < 0 || write(fd, b, at) != (ssize_t)at || fdatasync(fd)) res = errno ? -errno : -EIO;
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    int res = fd < 0 ? -errno : -sl_file_write(fd, b, at);
+    if (!res && fdatasync(fd)) res = -errno;
     if (fd >= 0) close(fd);
     XXH3_64bits_update(sum, b, at);
     free(b);
@@ -267,8 +269,7 @@ static int make_dir(sl_sink *s, const char *dir, int which, sl_err *err) {
         if (!mkdir(path, 0755))
             made = true;
         else if (errno != EEXIST)
-            return sl_err_sys(err, errno == ENOSPC || errno == EDQUOT ? SL_ETEMP : SL_ECONFIG, errno,
-                              "cannot make folder %s", path);
+            return sl_err_sys(err, sl_file_code(errno), errno, "cannot make folder %s", path);
         *p = keep;
         if (!keep) break;
     }
@@ -363,7 +364,7 @@ int sl_files_sync(sl_sink *s, group *g) {
     if (!full) return all;
     /* Written again from the start: the states are still in the rings. */
     sl_err e;
-    if (sl_sink_wait_room(s, g->bytes + (1u << 20), &e)) return -EIO;
+    if (sl_sink_refused(s, g->bytes + (1u << 20), &e)) return -EIO;
     for (unsigned i = 0; i < g->n_files; i++) {
         file_job *f = g->files[i];
         if (f->phase == FJ_DONE || !atomic_load_explicit(&f->j.done, memory_order_acquire) || !f->res) continue;
@@ -373,6 +374,27 @@ int sl_files_sync(sl_sink *s, group *g) {
     return 0;
 }
 
+/* A row whose writer died between rename and commit may get the other verdict when it comes again: then what it left in
+ * the other folder goes, or a rejected row would be there for everybody to load. 0 or -errno. */
+static int drop_twin(const file_job *f) {
+    static const char *const folder[2] = {"hidden_states", "quarantine"}, *const suffix[2] = {".safetensors", ".json"};
+    char dir[SL_PATH_MAX + 200], path[SL_PATH_MAX + 300];
+    bool gone = false;
+    if (!f->quarantine && !f->s->had_quarantine) return 0;
+    snprintf(dir, sizeof dir, "%s/%s%s", f->s->store, folder[!f->quarantine], f->dir + strlen(folder[f->quarantine]));
+    for (int i = 0; i < 2; i++) {
+        snprintf(path, sizeof path, "%s/%s%s", dir, f->name, suffix[i]);
+        if (!unlink(path))
+            gone = true;
+        else if (errno != ENOENT)
+            return -errno;
+    }
+    if (!gone) return 0;
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC), res = fd < 0 || fsync(fd) ? -errno : 0;
+    if (fd >= 0) close(fd);
+    return res;
+}
+
 static void publish(sl_job *j, unsigned worker) {
     (void)worker;
     group *g = (group *)((char *)j - offsetof(group, pub));
@@ -380,11 +402,15 @@ static void publish(sl_job *j, unsigned worker) {
     const char *synced[2] = {NULL, NULL};
     for (unsigned i = 0; i < g->n_files && !g->pub_res; i++) {
         file_job *f = g->files[i];
-        for (int json = 0; json <= (int)f->quarantine; json++) {
+        for (int json = f->moved; json <= (int)f->quarantine && !g->pub_res; json++) {
             tmp_path(f, json ? ".json" : ".st", from, sizeof from);
             snprintf(to, sizeof to, "%s/%s/%s%s", f->s->store, f->dir, f->name, json ? ".json" : ".safetensors");
-            if (rename(from, to)) g->pub_res = -errno;
+            if (rename(from, to))
+                g->pub_res = -errno;
+            else
+                f->moved++;
         }
+        if (!g->pub_res) g->pub_res = drop_twin(f);
         if (i == g->n_files / 2) sl_crash_point("writer.mid_rename");
     }
     for (unsigned i = 0; i < g->n_files && !g->pub_res; i++) {

@@ -18,6 +18,7 @@ typedef struct file_job {
     int fd, res; /* res: 0 or -errno of the last phase */
     enum { FJ_WRITE, FJ_SYNC, FJ_DONE } phase;
     bool quarantine;
+    int moved;                                          /* of its files, into their place */
     uint64_t states_sum, raw_bytes, file_len, file_sum; /* file_sum: of the quarantine */
 } file_job;
 
@@ -105,6 +106,8 @@ struct sl_sink {
     uint64_t slot_in, slot_out; /* slots [out, in) are queued */
     uint32_t block_rows;
     bool in_poll, paused;
+    bool had_quarantine; /* there was one at open: see drop_twin */
+    unsigned refused;    /* times in a row that the file system refused although there is room */
     uint64_t free_bytes, sync_ns;
     int fatal; /* -errno of a write that failed for good */
     char made_dir[2][160];
@@ -115,6 +118,9 @@ enum { SL_FILE_GROUP_ROWS = 128 }; /* open descriptors a group */
 /* sink.c */
 void sl_sink_note(sl_sink *s, int warn, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 int sl_sink_wait_room(sl_sink *s, uint64_t need, sl_err *err);
+/* After a write of about `need` bytes that the file system refused (no space, quota): waits for room, or, where there
+ * is room and it refused all the same, a moment, and says so. Then the caller tries again. */
+int sl_sink_refused(sl_sink *s, uint64_t need, sl_err *err);
 uint64_t sl_sink_look_free(sl_sink *s);
 int sl_sink_rec(sl_sink *s, const sl_row_in *r, unsigned *index, sl_err *err);
 int sl_sink_progress(sl_sink *s, bool wait, sl_err *err);

@@ -1,6 +1,7 @@
 /* Shards: frames are appended to write buffers in order and written with several writes in flight. Compression jobs run
  * in the pool; their slots are queued in frame order and emitted in that order, across rows, so that short rows keep it
  * busy. */
+#include "ipc/file.h"
 #include "stages/writer/xxh3.h"
 #include "stages/writer/sink_int.h"
 #include <dirent.h>
@@ -45,7 +46,7 @@ static int allocate(sl_sink *s, uint64_t end, sl_err *err) {
             sl_sink_note(s, 0, "the file system cannot preallocate: shards grow as they are written");
             h->alloc = UINT64_MAX;
         } else if (errno == ENOSPC || errno == EDQUOT) {
-            if ((rc = sl_sink_wait_room(s, step + (16u << 20), err))) return rc;
+            if ((rc = sl_sink_refused(s, step, err))) return rc;
         } else if (errno != EINTR) {
             return sl_err_sys(err, SL_EINTERNAL, errno, "cannot allocate room in shard %u", h->no);
         }
@@ -80,7 +81,7 @@ static int wait_write(sl_sink *s, sl_err *err) {
     int rc = 0;
     if (s->cfg.on_wait) s->cfg.on_wait(s->cfg.arg, true);
     if (sl_wio_stalled(s->wio)) {
-        rc = sl_sink_wait_room(s, (uint64_t)sl_wio_stalled(s->wio) * s->cfg.buf_bytes, err);
+        rc = sl_sink_refused(s, (uint64_t)sl_wio_stalled(s->wio) * s->cfg.buf_bytes, err);
         if (!rc) sl_wio_retry(s->wio);
     }
     if (!rc) sl_wio_reap(s->wio, true);
@@ -546,14 +547,15 @@ static int open_shard(sl_sink *s, uint32_t no, uint64_t end, sl_err *err) {
     if (!h->direct && s->cfg.direct && errno == EINVAL)
         sl_sink_note(s, 1, "%s: this file system has no O_DIRECT: writing through the page cache", path);
     if (!h->direct) h->fd = open(path, flags, 0644);
-    if (h->fd < 0) return sl_err_sys(err, errno == ENOSPC ? SL_ETEMP : SL_ECONFIG, errno, "cannot open %s", path);
+    if (h->fd < 0) return sl_err_sys(err, sl_file_code(errno), errno, "cannot open %s", path);
     if (fstat(h->fd, &st) || (uint64_t)st.st_size < end)
         return sl_err_set(err, SL_EDATA,
                           "%s has %lld bytes, but rows up to byte %llu are committed in it: run 'sluice verify', then "
                           "'sluice salvage'",
                           path, (long long)st.st_size, (unsigned long long)end);
     if (ftruncate(h->fd, (off_t)end) || fsync(h->fd))
-        return sl_err_sys(err, SL_ECONFIG, errno, "cannot cut %s to %llu bytes", path, (unsigned long long)end);
+        return sl_err_sys(err, sl_file_code(errno), errno, "cannot cut %s to %llu bytes", path,
+                          (unsigned long long)end);
     if (end && (uint64_t)st.st_size > end)
         sl_sink_note(s, 0, "shard %u: cut to its last committed row (%llu bytes)", no, (unsigned long long)end);
     h->no = no;
@@ -572,7 +574,7 @@ int sl_shard_recover(sl_sink *s, uint64_t committed_end, uint32_t last, sl_err *
     int open_, have_open = 0, sealed_last = 0;
     snprintf(path, sizeof path, "%s/shards", s->store);
     DIR *d = opendir(path);
-    if (!d) return sl_err_sys(err, SL_ECONFIG, errno, "cannot read folder %s", path);
+    if (!d) return sl_err_sys(err, sl_file_code(errno), errno, "cannot read folder %s", path);
     for (struct dirent *e; (e = readdir(d));) {
         if (!sl_store_shard_parse(e->d_name, &no, &open_)) continue;
         if (open_) highest_open = no > highest_open ? no : highest_open, have_open = 1;
@@ -625,7 +627,7 @@ int sl_shard_seal(sl_sink *s, sl_err *err) {
     if (!rc) rc = sl_shard_end_group(s, err);
     while (!rc && sl_wio_inflight(s->wio)) {
         if (sl_wio_stalled(s->wio)) {
-            if ((rc = sl_sink_wait_room(s, (uint64_t)sl_wio_stalled(s->wio) * s->cfg.buf_bytes, err))) break;
+            if ((rc = sl_sink_refused(s, (uint64_t)sl_wio_stalled(s->wio) * s->cfg.buf_bytes, err))) break;
             sl_wio_retry(s->wio);
         }
         sl_wio_reap(s->wio, true);

@@ -5,6 +5,9 @@ For each fault: the command ends with status 1, the rows it touched are rejected
 in quarantine/, nothing of them is in hidden_states/, every other row is written, and is byte for byte what an
 undisturbed run writes.
 
+Then a row gets another verdict than in a life that was killed between publishing and committing it: it is in the folder of
+the new verdict and no longer in that of the old one.
+
 usage: fault_matrix.py --bin BUILD_DIR --model tests/golden/smollm.  77: the programs or the model are not there."""
 
 import argparse
@@ -15,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 
 # fault: (verdict, whole batch?), from ipc/faults.h. Rows of one batch are consecutive.
 FAULTS = {
@@ -29,6 +33,10 @@ ROWS, BATCH = 40, 128
 def files_of(store):
     d = os.path.join(store, "hidden_states")
     return {n: open(os.path.join(d, n), "rb").read() for n in sorted(os.listdir(d))}
+
+
+def files_in(d):
+    return sorted(os.listdir(d)) if os.path.isdir(d) else []
 
 
 def main():
@@ -58,10 +66,13 @@ def main():
         used += n
     target = set(batches[2])
 
+    def command(out, *extra):
+        return [sluice, "extract", "-m", a.model, "-i", rows, "-o", out, "--tp", "2", "--threads", "1",
+                "--layers", "0,n/2,n", "--layout", "files", "--codec", "none", "--batch-tokens", str(BATCH),
+                "--set", "batch.chunk_tokens=32", "--json", *extra]
+
     def extract(out, *extra):
-        return subprocess.run([sluice, "extract", "-m", a.model, "-i", rows, "-o", out, "--tp", "2", "--threads", "1",
-                               "--layers", "0,n/2,n", "--layout", "files", "--codec", "none", "--batch-tokens", str(BATCH),
-                               "--set", "batch.chunk_tokens=32", "--json", *extra], capture_output=True, text=True, timeout=60)
+        return subprocess.run(command(out, *extra), capture_output=True, text=True, timeout=60)
 
     r = extract(os.path.join(work, "reference"))
     if r.returncode:
@@ -97,7 +108,35 @@ def main():
             wrong.append(f"quarantine holds {sorted(kept)}")
         print(f"{'FAIL ' if wrong else 'ok   '} {fault}: {len(rejected)} rows {verdict}{': ' + '; '.join(wrong) if wrong else ''}")
         bad += bool(wrong)
-    print(f"{len(FAULTS)} faults, {bad} not handled")
+    nan = ["--set", "test.fault=nan", "--set", "test.fault_rank=1", "--set", "test.fault_batch=0"]
+    for before, after in (([], nan), (nan, [])):
+        name = "good, then rejected" if after else "rejected, then good"
+        if a.only and a.only not in name:
+            continue
+        out, wrong = os.path.join(work, name.replace(", ", "-").replace(" ", "-")), []
+        crash = os.path.join(out, ".crash", "writer.before_commit")
+        p = subprocess.Popen(command(out, *before, "--set", "test.crash_points=writer.before_commit:1", "--set",
+                                     "supervise.backoff_min=1m", "--set", "supervise.backoff_max=1m"),
+                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        end = time.monotonic() + 30
+        while time.monotonic() < end and not os.path.exists(crash):
+            time.sleep(0.02)
+        p.kill()
+        p.wait()
+        left = {n.split(".")[0] for d in ("hidden_states", "quarantine") for n in files_in(os.path.join(out, d))}
+        for _ in range(100):  # the daemon dies with its parent, a moment later
+            r = extract(out, *after)
+            if r.returncode != 75:
+                break
+            time.sleep(0.1)
+        good, kept = ({n.split(".")[0] for n in files_in(os.path.join(out, d))} for d in ("hidden_states", "quarantine"))
+        if not left or r.returncode != (1 if after else 0) or '"verify_faults":0' not in r.stdout:
+            wrong.append(f"status {r.returncode}, {sorted(left)} left by the first life: {r.stdout[-300:]} {r.stderr[-300:]}")
+        if good & kept or len(good | kept) != ROWS or len(kept) != (1 if after else 0):
+            wrong.append(f"{len(good)} files, quarantine {sorted(kept)}, in both {sorted(good & kept)}")
+        print(f"{'FAIL ' if wrong else 'ok   '} {name}{': ' + '; '.join(wrong) if wrong else ''}")
+        bad += bool(wrong)
+    print(f"{len(FAULTS)} faults and 2 changed verdicts, {bad} not handled")
     if not bad:
         shutil.rmtree(work, ignore_errors=True)
     else:
