@@ -63,6 +63,28 @@ static void rows_of_many_blocks(void **state) {
     one(SL_LAYOUT_FILES, SL_CODEC_NONE, 16384, 2, 300, 6, 2, 0, false, true);
 }
 
+/* Large blocks go to the disk from where they lie when that suits the file, whatever is left in the last chunk: here
+ * one token, of less than a page, behind every number of tokens before it. */
+static void a_small_last_piece(void **state) {
+    (void)state;
+    static const uint32_t widths[] = {256, 384, 512, 576, 768, 896};
+    for (unsigned w = 0; w < sizeof widths / sizeof *widths; w++)
+        for (uint32_t piece = 0; piece < 8; piece++) {
+            rig r;
+            char store[200];
+            uint32_t tokens = SL_DIRECT_BYTES / (2 * widths[w]) + 1 + piece;
+            snprintf(store, sizeof store, "%s/s", base);
+            rig_rmtree(store);
+            rig_make(&r, store, 3, 8, widths[w], 2, 5);
+            r.rows[1].T = tokens + 1;
+            r.rows[1].mask_sum = r.rows[1].T - r.rows[1].T / 2;
+            rig_sink(&r, &(sl_sink_cfg){.threads = 1, .huge = true}, tokens, 3);
+            assert_int_equal(rig_check(&r), 3);
+            healthy(store, 3, 0);
+            rig_free(&r);
+        }
+}
+
 /* A shard is sealed when it has as many rows as its index may hold, also after a restart in the middle. */
 static void rows_a_shard(void **state) {
     (void)state;
@@ -173,9 +195,13 @@ static void torn_tails(void **state) {
 int main(int argc, char **argv) {
     snprintf(base, sizeof base, "%s/sluice-shard-XXXXXX", argc > 1 ? argv[1] : ".");
     if (!mkdtemp(base)) return 1;
-    const struct CMUnitTest t[] = {cmocka_unit_test(every_layout),       cmocka_unit_test(rows_of_many_blocks),
-                                   cmocka_unit_test(rows_a_shard),       cmocka_unit_test(another_store_is_refused),
-                                   cmocka_unit_test(read_while_written), cmocka_unit_test(torn_tails)};
+    const struct CMUnitTest t[] = {cmocka_unit_test(every_layout),
+                                   cmocka_unit_test(rows_of_many_blocks),
+                                   cmocka_unit_test(a_small_last_piece),
+                                   cmocka_unit_test(rows_a_shard),
+                                   cmocka_unit_test(another_store_is_refused),
+                                   cmocka_unit_test(read_while_written),
+                                   cmocka_unit_test(torn_tails)};
     int rc = cmocka_run_group_tests(t, NULL, NULL);
     rig_rmtree(base);
     return rc;
