@@ -58,7 +58,7 @@ typedef struct client {
 
 struct sl_feed {
     sl_feed_cfg cfg;
-    char addr[512], store[PATH_MAX], sock_path[256];
+    char addr[512], store[PATH_MAX];
     void *ctx, *sock;
     sl_curve *curve;
     int wake;
@@ -712,12 +712,7 @@ static int bind_socket(sl_feed *f, sl_err *err) {
     int e = errno;
     umask(old);
     if (rc) return sl_err_set(err, SL_ETEMP, "binding the feed socket to %s: %s", a, zmq_strerror(e));
-    if (ipc) {
-        snprintf(f->sock_path, sizeof f->sock_path, "%s", a + 6);
-        if (f->sock_path[0] != '@' && chmod(f->sock_path, 0600))
-            return sl_err_sys(err, SL_ECONFIG, errno, "setting mode 0600 on the feed socket %s", f->sock_path);
-    }
-    return SL_OK;
+    return sl_wire_access(a, f->cfg.group ? f->cfg.group : "", err);
 }
 
 int sl_feed_open(sl_feed **out, const sl_feed_cfg *cfg, sl_err *err) {
