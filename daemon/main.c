@@ -181,6 +181,7 @@ static int boot(daemon_state *d, sl_err *err) {
     if ((rc = sl_preflight_memory(&d->pf, &d->cfg, err))) return rc;
     if ((d->lock_fd = sl_run_lock(d->cfg.boot.store, err)) < 0) return d->lock_fd;
     if ((rc = sl_preflight_sockets(&d->cfg, err))) return rc;
+    if ((rc = sl_run_lock_sockets(d->cfg.run_dir, d->cfg.boot.store, err))) return rc;
     if ((rc = log_checks(d, err))) return rc;
     if (getrandom(&d->cfg.boot.run_id, sizeof d->cfg.boot.run_id, 0) < 0) d->cfg.boot.run_id = sl_now_ns();
     if ((rc = sl_topo_create(&d->topo, d->cfg.hugepages, err))) return rc;
