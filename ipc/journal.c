@@ -109,6 +109,8 @@ static int check_tail(int fd, const char *path, uint32_t magic, uint64_t bad, sl
                               magic);
         if (!sl_journal_record_ok(rec, magic)) continue;
         if (i == bad) return 0; /* a reader met the record while it was being written: it is whole now */
+        n = read_at(fd, rec, SL_JREC, bad * SL_JREC); /* or since: one write holds many records */
+        if (n == SL_JREC && sl_journal_record_ok(rec, magic)) return 0;
         return sl_err_set(
             err, SL_EDATA,
             "%s: record %" PRIu64 " (byte %" PRIu64 ") is damaged but record %" PRIu64
@@ -192,6 +194,8 @@ int sl_journal_open(sl_journal **out, const char *path, uint32_t magic, sl_journ
     int rc = open_locked(j, err);
     if (!rc) rc = scan_good(j->fd, path, magic, &j->durable, each, arg, err);
     if (!rc) rc = cut_tail(j, err);
+    /* A process that was killed may have written records and not synced them. They count from here on. */
+    if (!rc && j->durable && fdatasync(j->fd) < 0) rc = sl_err_sys(err, SL_ETEMP, errno, "%s: fdatasync", path);
     if (rc) {
         sl_journal_close(j);
         return rc;
