@@ -422,7 +422,8 @@ static int commit(sl_sink *s, group *g, sl_err *err) {
         g->recs[i].time_ns = (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
         rc = sl_journal_append(s->log, &g->recs[i], err);
     }
-    while (!rc && g->n_recs && (rc = sl_journal_sync(s->log, err)) == SL_ETEMP) {
+    for (bool said = false; !rc && g->n_recs && (rc = sl_journal_sync(s->log, err)) == SL_ETEMP; said = true) {
+        if (!said) sl_sink_note(s, 1, "%s; it is tried again until it works", err ? err->msg : "commit.log");
         rc = sl_sink_wait_room(s, 1u << 20, err); /* the records are kept: try again */
         poll(NULL, 0, 100);
     }
