@@ -14,7 +14,7 @@
 #include <xxhash.h>
 #include <zmq.h>
 
-enum { MAX_CLIENTS = 65536, MAX_REPLIES = 64, MAX_IDENTITY = 255, SYNC_MS = 5, RETRY_MS = 500 };
+enum { MAX_CLIENTS = 1024, MAX_REPLIES = 64, MAX_IDENTITY = 255, SYNC_MS = 5, RETRY_MS = 500 };
 
 typedef struct refusal {
     uint64_t row;
@@ -45,8 +45,9 @@ typedef struct reply {
 typedef struct client {
     unsigned char identity[MAX_IDENTITY];
     size_t id_len;
+    uint32_t no; /* what it is called elsewhere; never used again for another */
     bool hello, stream;
-    uint32_t dataset, outstanding;
+    uint32_t dataset, outstanding, pending; /* pending: accepted rows that it is to hear of again */
     uint64_t last_ns;
     VEC(accepted) acc;
     VEC(accepted) known;
@@ -63,8 +64,9 @@ struct sl_feed {
     sl_curve *curve;
     int wake;
     sl_pool *pool;
-    client **clients;
-    uint32_t n_clients;
+    client **clients; /* by rising number */
+    uint32_t n_clients, last_no;
+    uint64_t turned_away;
     sl_job *wait_head, *wait_tail; /* journaled, waiting for the sync */
     uint64_t waiting, first_wait_ns, retry_ns;
     bool draining, fatal_set;
@@ -105,14 +107,54 @@ static void client_free(client *c) {
 }
 
 static client *client_at(const sl_feed *f, uint32_t no) {
-    return no && no <= f->n_clients ? f->clients[no - 1] : NULL;
+    uint32_t lo = 0, hi = f->n_clients;
+    while (lo < hi) {
+        uint32_t mid = (lo + hi) / 2;
+        if (f->clients[mid]->no == no) return f->clients[mid];
+        if (f->clients[mid]->no < no)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return NULL;
+}
+
+static void forget(sl_feed *f, uint32_t i) {
+    client_free(f->clients[i]);
+    f->n_clients--;
+    memmove(f->clients + i, f->clients + i + 1, (f->n_clients - i) * sizeof(client *));
+}
+
+static bool has_answers(const client *c) {
+    return c->acc.n || c->rej.n || c->known.n || c->ok.n || c->bad.n || c->replies.n;
+}
+
+/* A client that hangs up says nothing, so the table fills up with those that did: the one that has been silent longest
+ * and expects nothing makes room. Should it live after all, it says hello again when it is told that it must. */
+static bool make_room(sl_feed *f) {
+    uint32_t found = UINT32_MAX;
+    for (uint32_t i = 0; i < f->n_clients; i++) {
+        const client *c = f->clients[i];
+        if (c->outstanding || c->pending || has_answers(c)) continue;
+        if (found == UINT32_MAX || c->last_ns < f->clients[found]->last_ns) found = i;
+    }
+    if (found != UINT32_MAX) forget(f, found);
+    return found != UINT32_MAX;
 }
 
 uint32_t sl_feed_client(sl_feed *f, const void *identity, size_t n) {
     if (n > MAX_IDENTITY) return 0;
-    for (uint32_t i = f->n_clients; i-- > 0;) /* the latest is the likeliest */
-        if (f->clients[i] && f->clients[i]->id_len == n && !memcmp(f->clients[i]->identity, identity, n)) return i + 1;
-    if (f->n_clients >= MAX_CLIENTS) return 0;
+    for (uint32_t i = f->n_clients; i-- > 0;) { /* the latest is the likeliest */
+        const client *c = f->clients[i];
+        if (c->id_len == n && !memcmp(c->identity, identity, n)) return c->no;
+    }
+    if (f->n_clients >= MAX_CLIENTS && !make_room(f)) {
+        uint64_t k = ++f->turned_away;
+        if (!(k & (k - 1)))
+            sl_log(SL_WARN, "%d clients have rows under way: a message of another is not taken (%llu so far)",
+                   MAX_CLIENTS, (unsigned long long)k);
+        return 0;
+    }
     client **v = realloc(f->clients, (f->n_clients + 1) *
                                          sizeof(client *)); // NOLINT(bugprone-sizeof-expression): pointers are meant
     client *c = calloc(1, sizeof *c);
@@ -123,8 +165,10 @@ uint32_t sl_feed_client(sl_feed *f, const void *identity, size_t n) {
     }
     memcpy(c->identity, identity, n);
     c->id_len = n;
+    c->last_ns = sl_now_ns();
+    c->no = ++f->last_no;
     v[f->n_clients++] = c;
-    return f->n_clients;
+    return c->no;
 }
 
 /* ---- answers ---- */
@@ -276,13 +320,11 @@ static sent flush_client(sl_feed *f, client *c, int *did) {
 
 static int send_answers(sl_feed *f) {
     int did = 0;
-    for (uint32_t i = 0; i < f->n_clients; i++) {
-        client *c = f->clients[i];
-        if (!c || !f->sock) continue;
-        if (flush_client(f, c, &did) == GONE) { /* it hung up; its rows go on, a later client may ask for them again */
-            f->clients[i] = NULL;
-            client_free(c);
-        }
+    for (uint32_t i = 0; f->sock && i < f->n_clients;) {
+        if (flush_client(f, f->clients[i], &did) == GONE)
+            forget(f, i); /* it hung up; its rows go on, a later client may ask for them again */
+        else
+            i++;
     }
     return did;
 }
@@ -291,6 +333,7 @@ void sl_feed_done(void *feed, const sl_entry *e) {
     sl_feed *f = feed;
     client *c = client_at(f, e->owner);
     if (!c || !e->rows) return;
+    if (c->pending) c->pending--;
     if (e->verdict)
         (void)PUSH(c->bad, (lost){e->row, e->bad, e->verdict});
     else
@@ -525,7 +568,10 @@ static void answer_known(sl_feed *f, client *c, sl_job *j) {
     switch (sl_intake_find(f->cfg.intake, j->dataset, j->row, j->content, &e)) {
     case SL_IN_KNOWN:
         f->st.known++;
+        client *before = e->left ? client_at(f, e->owner) : NULL;
+        if (before && before->pending) before->pending--;
         e->owner = j->client;
+        c->pending++;
         (void)PUSH(c->known, (accepted){.row = j->row, .parts = e->rows});
         if (e->parts > e->rows) refused_before(c, j->row, e);
         if (!e->left) sl_feed_done(f, e);
@@ -561,7 +607,9 @@ static void answer_new(sl_feed *f, client *c, sl_job *j) {
             p->why = NULL;
         }
     }
-    if (c && a.parts) (void)PUSH(c->acc, a);
+    if (!c || !a.parts) return;
+    c->pending++;
+    (void)PUSH(c->acc, a);
 }
 
 static void answer(sl_feed *f, sl_job *j) {
@@ -658,9 +706,7 @@ int sl_feed_timeout_ms(const sl_feed *f) {
     if (f->st.paused) return RETRY_MS;
     if (f->waiting || sl_intake_dirty(f->cfg.intake)) return SYNC_MS;
     for (uint32_t i = 0; i < f->n_clients; i++) {
-        const client *c = f->clients[i];
-        if (c && (c->acc.n || c->rej.n || c->known.n || c->ok.n || c->bad.n || c->replies.n))
-            return 50; /* it is slow to read */
+        if (has_answers(f->clients[i])) return 50; /* it is slow to read */
     }
     return 200;
 }
@@ -678,7 +724,7 @@ const sl_feed_stats *sl_feed_get_stats(sl_feed *f) {
     f->st.open_streams = 0;
     for (uint32_t i = 0; i < f->n_clients; i++) {
         const client *c = f->clients[i];
-        if (c && c->stream && now - c->last_ns < SL_FEED_SILENT_S * 1000000000ull) f->st.open_streams++;
+        if (c->stream && now - c->last_ns < SL_FEED_SILENT_S * 1000000000ull) f->st.open_streams++;
     }
     return &f->st;
 }

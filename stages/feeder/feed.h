@@ -61,5 +61,6 @@ int sl_feed_flush(sl_feed *f, sl_err *err);
 
 /* One message, as the socket would bring it, from client number `client`; for tests and fuzzing. */
 void sl_feed_message(sl_feed *f, uint32_t client, const void *msg, size_t n);
+/* The number of the client with this identity (at most 255 bytes), a new one the first time it is met; 0: not taken. */
 uint32_t sl_feed_client(sl_feed *f, const void *identity, size_t n);
 #endif
