@@ -307,7 +307,7 @@ static sent flush_client(sl_feed *f, client *c, int *did) {
         free(c->replies.v[i].data);
         *did = 1;
     }
-    memmove(c->replies.v, c->replies.v + i, (c->replies.n - i) * sizeof *c->replies.v);
+    if (i) memmove(c->replies.v, c->replies.v + i, (c->replies.n - i) * sizeof *c->replies.v);
     c->replies.n -= i;
     if (s != SENT) return s;
     if (c->ok.n || c->bad.n) {
