@@ -22,9 +22,11 @@ static uint64_t start_ticks(int pid) { /* 0: no such process */
     return p ? strtoull(p + 1, NULL, 10) : 0;
 }
 
-int sl_run_lock(const char *store, sl_err *err) {
+/* Lock DIR/NAME.lock. When another process has it: SL_ETEMP, and "WHAT DIR is in use by PROGRAM pid N; REMEDY". */
+static int lock(const char *dir, const char *name, const char *what, const char *program, const char *remedy,
+                sl_err *err) {
     char path[1100], text[32] = "";
-    snprintf(path, sizeof path, "%s/sluiced.lock", store);
+    snprintf(path, sizeof path, "%s/%s.lock", dir, name);
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
     if (fd < 0) return sl_err_sys(err, SL_ECONFIG, errno, "%s", path);
     if (flock(fd, LOCK_EX | LOCK_NB)) {
@@ -32,10 +34,8 @@ int sl_run_lock(const char *store, sl_err *err) {
         ssize_t n = pread(fd, text, sizeof text - 1, 0);
         close(fd);
         if (e != EWOULDBLOCK) return sl_err_sys(err, SL_ETEMP, e, "locking %s", path);
-        return sl_err_set(err, SL_ETEMP,
-                          "the store %s is in use by sluiced pid %.*s; stop it (sluice drain --at %s) or "
-                          "give another store",
-                          store, n > 0 ? (int)strcspn(text, "\n") : 1, n > 0 ? text : "?", store);
+        return sl_err_set(err, SL_ETEMP, "%s %s is in use by %s pid %.*s; %s", what, dir, program,
+                          n > 0 ? (int)strcspn(text, "\n") : 1, n > 0 ? text : "?", remedy);
     }
     int len = snprintf(text, sizeof text, "%d\n", getpid());
     if (ftruncate(fd, 0) || pwrite(fd, text, (size_t)len, 0) != len) {
@@ -44,6 +44,23 @@ int sl_run_lock(const char *store, sl_err *err) {
         return rc;
     }
     return fd;
+}
+
+int sl_run_lock(const char *store, sl_err *err) {
+    return lock(store, "sluiced", "the store", "sluiced",
+                "stop it (sluice drain --at that folder) or give another store", err);
+}
+
+int sl_run_lock_sockets(const char *run_dir, const char *store, sl_err *err) {
+    struct stat a, b;
+    if (!stat(run_dir, &a) && !stat(store, &b) && a.st_dev == b.st_dev && a.st_ino == b.st_ino) return 0;
+    int fd = lock(run_dir, "sluiced", "the folder of sockets", "sluiced",
+                  "stop it (sluice drain --at that folder) or give another [daemon] run_dir", err);
+    return fd < 0 ? fd : 0;
+}
+
+int sl_run_lock_extract(const char *store, sl_err *err) {
+    return lock(store, "extract", "the output", "sluice extract", "wait for it, or give another output", err);
 }
 
 static int put(const sl_run_record *r, const char *dir, sl_err *err) {

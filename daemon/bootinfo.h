@@ -1,6 +1,8 @@
 /* bootinfo: how others find a running sluiced, and how a second one is kept off its store.
  *
  *   <store>/sluiced.lock   flock'ed for the life of sluiced; holds its pid as text. Never removed.
+ *   <run_dir>/sluiced.lock the same: binding a socket takes it from whoever had it, without a word
+ *   <store>/extract.lock   the same of `sluice extract`, whose lists and sockets in that output have one owner
  *   <run_dir>/sluiced.run  the record below, replaced by rename, removed at a clean end
  *   <store>/sluiced.run    the same, so that a tool can be pointed at the store
  *
@@ -24,8 +26,11 @@ typedef struct sl_run_record {
     char store[1024], model[1024];
 } sl_run_record;
 
-/* Take the store's lock. The fd is kept open for life. SL_ETEMP naming the pid that has it. */
+/* Take a lock for the life of the process: the fd of the store's and of the extraction's (kept open), 0 for that of the
+ * folder of sockets (which may be the store, whose lock does for both). SL_ETEMP naming the pid that has it. */
 int sl_run_lock(const char *store, sl_err *err);
+int sl_run_lock_sockets(const char *run_dir, const char *store, sl_err *err);
+int sl_run_lock_extract(const char *store, sl_err *err);
 /* Write the record into both folders. */
 int sl_run_publish(sl_run_record *r, const char *run_dir, sl_err *err);
 void sl_run_withdraw(const sl_run_record *r, const char *run_dir);

@@ -136,9 +136,9 @@ static void check_sockets(const sl_config *c, sl_check *k) {
         say(k, SL_CHECK_FAIL, "give a short [daemon] run_dir that this user may write", "%s", e.msg);
         return;
     }
-    if (c->socket_group[0] && !getgrnam(c->socket_group)) {
+    if (c->boot.socket_group[0] && !getgrnam(c->boot.socket_group)) {
         say(k, SL_CHECK_FAIL, "groupadd it, or correct [daemon] socket_group", "there is no group '%s'",
-            c->socket_group);
+            c->boot.socket_group);
         return;
     }
     say(k, SL_CHECK_OK, "", "sockets go to %s", copy.run_dir);

@@ -64,9 +64,9 @@ static const sl_config_key keys[] = {
     {"store", "direct_io", SL_KEY_BOOL, 0, 1, "", "yes", "Write shards with O_DIRECT (a file system that refuses it is a warning).", B(direct_io)},
 
     {"daemon", "run_dir", SL_KEY_STR, 0, 0, "folder", "", "Sockets and the pid record; empty: $RUNTIME_DIRECTORY, $XDG_RUNTIME_DIR/sluice or /tmp/sluice-UID.", C(run_dir)},
-    {"daemon", "progress_address", SL_KEY_STR, 0, 0, "ZeroMQ endpoint", "", "Status is published here; empty: ipc://RUN_DIR/progress.sock.", B(sock_progress)},
-    {"daemon", "control_address", SL_KEY_STR, 0, 0, "ZeroMQ endpoint", "", "Commands come in here; empty: ipc://RUN_DIR/control.sock.", B(sock_control)},
-    {"daemon", "socket_group", SL_KEY_STR, 0, 0, "group", "", "Members of this group may use the sockets; empty: only this user.", C(socket_group)},
+    {"daemon", "progress_address", SL_KEY_STR, 0, 0, "ipc:// endpoint", "", "Status is published here; empty: ipc://RUN_DIR/progress.sock.", B(sock_progress)},
+    {"daemon", "control_address", SL_KEY_STR, 0, 0, "ipc:// endpoint", "", "Commands come in here; empty: ipc://RUN_DIR/control.sock.", B(sock_control)},
+    {"daemon", "socket_group", SL_KEY_STR, 0, 0, "group", "", "Members of this group may use the sockets; empty: only this user.", B(socket_group)},
     {"daemon", "stage_dir", SL_KEY_STR, 0, 0, "folder", "", "Where sluice-feeder and the other stages are; empty: where they were built or installed.", C(stage_dir)},
     {"daemon", "log_level", SL_KEY_CHOICE, 0, 0, "debug|info|warn|error", "info", "Least severity that is logged.", B(log_level)},
     {"daemon", "status_interval", SL_KEY_MS, 50, 60e3, "", "250ms", "Status is published this often.", C(status_ms)},
@@ -395,6 +395,13 @@ int sl_config_check(const sl_config *c, sl_err *err) {
     if (c->backoff_min_ms > c->backoff_max_ms)
         return sl_err_set(err, SL_ECONFIG, "[supervise] backoff_min %u ms is above backoff_max %u ms",
                           c->backoff_min_ms, c->backoff_max_ms);
+    const char *own[] = {"control", b->sock_control, "progress", b->sock_progress};
+    for (int i = 0; i < 4; i += 2)
+        if (*own[i + 1] && strncmp(own[i + 1], "ipc://", 6) != 0)
+            return sl_err_set(err, SL_ECONFIG,
+                              "[daemon] %s_address = %s: only ipc:// is possible, where the file says who may connect: "
+                              "commands are not taken, and status is not sent, over a network in clear",
+                              own[i], own[i + 1]);
     if (!strncmp(b->feed_addr, "tcp://", 6) && !b->curve_dir[0])
         return sl_err_set(err, SL_ECONFIG, "[feed] address = %s needs curve_dir: rows are not taken in clear over TCP",
                           b->feed_addr);

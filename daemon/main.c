@@ -172,6 +172,23 @@ static int publish_record(daemon_state *d, sl_err *err) {
     return sl_run_publish(r, d->cfg.run_dir, err);
 }
 
+/* The check before the start only sees that the pool is not empty. */
+static void say_pages(const daemon_state *d) {
+    uint64_t small = 0, all = 0;
+    for (unsigned i = 0; i < d->topo.n_obj; i++) {
+        const sl_topo_obj *o = &d->topo.obj[i];
+        if (o->kind != SL_OBJ_CHUNK) continue;
+        all += o->bytes;
+        small += o->huge ? 0 : o->bytes;
+    }
+    if (d->cfg.hugepages && small)
+        sl_log(
+            SL_WARN,
+            "hugepages: the rings of states need %llu pages of 2 MiB, for %llu of them the pool has no room: ordinary "
+            "pages, which cost some speed; remedy: sysctl vm.nr_hugepages=N",
+            (unsigned long long)((all >> 21) + 1), (unsigned long long)((small >> 21) + 1));
+}
+
 /* Everything up to running stages. */
 static int boot(daemon_state *d, sl_err *err) {
     int rc = sl_preflight_resolve(&d->pf, &d->cfg, &d->topo, err);
@@ -181,9 +198,11 @@ static int boot(daemon_state *d, sl_err *err) {
     if ((rc = sl_preflight_memory(&d->pf, &d->cfg, err))) return rc;
     if ((d->lock_fd = sl_run_lock(d->cfg.boot.store, err)) < 0) return d->lock_fd;
     if ((rc = sl_preflight_sockets(&d->cfg, err))) return rc;
+    if ((rc = sl_run_lock_sockets(d->cfg.run_dir, d->cfg.boot.store, err))) return rc;
     if ((rc = log_checks(d, err))) return rc;
     if (getrandom(&d->cfg.boot.run_id, sizeof d->cfg.boot.run_id, 0) < 0) d->cfg.boot.run_id = sl_now_ns();
     if ((rc = sl_topo_create(&d->topo, d->cfg.hugepages, err))) return rc;
+    say_pages(d);
     if ((rc = sl_status_open(&d->status, &d->cfg, &d->pf, &d->topo, &d->super, err))) return rc;
     if ((rc = sl_control_open(&d->control, &d->cfg, err))) return rc;
     if ((rc = publish_record(d, err))) return rc;

@@ -96,6 +96,7 @@ typedef struct sl_boot {
     char tokenizer_hash[80], template_hash[80];
 
     char sock_progress[256], sock_control[256];
+    char socket_group[64]; /* who may use the sockets beside this user, "" nobody */
     uint32_t log_level;
     uint32_t fault; /* test only: sl_fault of ipc/faults.h, injected by rank `fault_rank` at batch `fault_batch` */
     uint32_t fault_rank, fault_batch;

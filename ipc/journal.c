@@ -110,6 +110,8 @@ static int check_tail(int fd, const char *path, uint32_t magic, uint64_t bad, sl
                               magic);
         if (!sl_journal_record_ok(rec, magic)) continue;
         if (i == bad) return 0; /* a reader met the record while it was being written: it is whole now */
+        n = read_at(fd, rec, SL_JREC, bad * SL_JREC); /* or since: one write holds many records */
+        if (n == SL_JREC && sl_journal_record_ok(rec, magic)) return 0;
         return sl_err_set(
             err, SL_EDATA,
             "%s: record %" PRIu64 " (byte %" PRIu64 ") is damaged but record %" PRIu64
@@ -238,9 +240,11 @@ int sl_journal_sync(sl_journal *j, sl_err *err) {
         }
         at += (uint64_t)w;
     }
+    /* Whatever the reason: the kernel may have dropped what it could not write and still show it to who reads. So a
+     * process that starts again would take it for durable; the next call here writes it again. */
     if (fdatasync(j->fd) < 0)
-        return sl_err_sys(err, sl_file_code(errno), errno, "%s: fdatasync of %" PRIu64 " records after record %" PRIu64,
-                          j->path, j->n, j->durable);
+        return sl_err_sys(err, SL_ETEMP, errno, "%s: fdatasync of %" PRIu64 " records after record %" PRIu64, j->path,
+                          j->n, j->durable);
     j->durable += j->n;
     j->n = 0;
     return 0;

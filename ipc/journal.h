@@ -110,7 +110,8 @@ typedef int (*sl_journal_each)(void *arg, const void *rec128, sl_err *err);
 int sl_journal_open(sl_journal **out, const char *path, uint32_t magic, sl_journal_each each, void *arg, sl_err *err);
 /* Fills magic, length, crc; buffered. */
 int sl_journal_append(sl_journal *j, void *rec128, sl_err *err);
-/* write + fdatasync. A full disk is SL_ETEMP (ipc/file.h) and nothing is lost: call again. */
+/* write + fdatasync. A full disk (ipc/file.h) or a failed sync is SL_ETEMP and nothing is lost: call again, which
+ * writes all of it again. */
 int sl_journal_sync(sl_journal *j, sl_err *err);
 uint64_t sl_journal_count(const sl_journal *j); /* records on disk and waiting, headers included */
 void sl_journal_close(sl_journal *j);           /* drops what was not synced (it was never acknowledged) */

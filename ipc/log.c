@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -29,10 +30,21 @@ static struct {
     unsigned long held;
 } ctx = {.who = "sluice", .min = SL_INFO, .mu = PTHREAD_MUTEX_INITIALIZER};
 
+/* JOURNAL_STREAM names the device and inode of what systemd gave as stderr; a program that was started with another
+ * stderr, from a service or a terminal that runs as one, inherits the variable all the same. */
+static bool stderr_is_journal(void) {
+    const char *s = getenv("JOURNAL_STREAM");
+    char *end = NULL;
+    struct stat st;
+    if (!s || fstat(STDERR_FILENO, &st)) return false;
+    unsigned long long dev = strtoull(s, &end, 10), ino = *end == ':' ? strtoull(end + 1, NULL, 10) : 0;
+    return dev == st.st_dev && ino == st.st_ino;
+}
+
 void sl_log_init(const char *who, sl_level min) {
     snprintf(ctx.who, sizeof ctx.who, "%s", who);
     ctx.min = min;
-    ctx.journal = getenv("JOURNAL_STREAM") != NULL;
+    ctx.journal = stderr_is_journal();
 }
 
 unsigned long sl_log_warnings(void) {

@@ -3,7 +3,7 @@
  *
  *   2026-01-31T12:00:00.123Z INFO  gather[4711] batch 17: 12 rows ok rows=12 tokens=2048
  *
- * Under systemd (JOURNAL_STREAM set) the time is left out and "<N>" priority prefixes are written instead.
+ * Under systemd (JOURNAL_STREAM names what stderr is) the time is left out and "<N>" priority prefixes are written instead.
  * INFO is the default and is never dropped. WARN is for every fallback. Errors that repeat are collapsed: the same text
  * within 10 s is counted and printed as "... (repeated N times)"; nothing else is suppressed. */
 #ifndef SL_IPC_LOG_H

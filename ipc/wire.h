@@ -41,6 +41,11 @@
 #define SL_WIRE_MAX     (64u << 20)
 #define SL_WIRE_DEPTH   32
 
+/* Who may use the socket that was bound to `addr`: this user, and the members of `group` unless that is "". Bind under
+ * umask 0177, so that it is never open to others. Does nothing where there is no file. SL_ECONFIG: no such group, or
+ * not allowed. */
+int sl_wire_access(const char *addr, const char *group, sl_err *err);
+
 /* Unpack one msgpack object that must fill the buffer exactly and be a map; refuses depth > SL_WIRE_DEPTH and sizes
  * that exceed the buffer. The result points into `zone`/buf; free with msgpack_unpacked_destroy. */
 int sl_wire_unpack(msgpack_unpacked *out, const void *buf, size_t len, sl_err *err);

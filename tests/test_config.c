@@ -171,6 +171,8 @@ static void what_must_agree(void **s) {
         {"memory.batch_depth=12", "power"},
         {"supervise.backoff_min=10s", "backoff"},
         {"feed.address=tcp://*:5555", "curve_dir"},
+        {"daemon.control_address=tcp://*:5556", "control_address"},
+        {"daemon.progress_address=tcp://127.0.0.1:5557", "progress_address"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         sl_config *c = fresh();

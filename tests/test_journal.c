@@ -16,12 +16,33 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 static char dir[64], path[96];
 static sl_err e;
 static uint64_t seen_n, seen_sum;
+
+/* In place of the C library's: counts, and mends record `mend_rec` after somebody has read it alone. */
+static unsigned n_syncs;
+static uint64_t mend_rec = UINT64_MAX;
+static void corrupt(uint64_t rec, unsigned byte);
+
+int fdatasync(int fd) {
+    n_syncs++;
+    return (int)syscall(SYS_fdatasync, fd);
+}
+
+ssize_t pread(int fd, void *buf, size_t n, off_t off) {
+    ssize_t r = syscall(SYS_pread64, fd, buf, n, off);
+    if (n == SL_JREC && (uint64_t)off == mend_rec * SL_JREC) {
+        uint64_t rec = mend_rec;
+        mend_rec = UINT64_MAX;
+        corrupt(rec, 8);
+    }
+    return r;
+}
 
 static int each(void *arg, const void *rec, sl_err *err) {
     const sl_commit_rec *r = rec;
@@ -147,6 +168,31 @@ static void tells_damage_from_a_torn_tail(void **state) {
     fill(2);
     sl_journal *j; /* another log's file is no torn tail of ours */
     assert_int_equal(sl_journal_open(&j, path, SL_INTAKE_MAGIC, NULL, NULL, &e), SL_EDATA);
+}
+
+/* A reader that meets a write of many records in the middle sees damage with good records behind it, for a moment. */
+static void a_write_in_the_middle_is_no_damage(void **state) {
+    (void)state;
+    fill(6);
+    corrupt(2, 8);
+    mend_rec = 2;
+    uint64_t at = 0;
+    assert_int_equal(sl_journal_follow(path, SL_COMMIT_MAGIC, &at, NULL, NULL, &e), 0);
+    assert_int_equal(at, 2);
+    assert_int_equal(sl_journal_follow(path, SL_COMMIT_MAGIC, &at, NULL, NULL, &e), 0);
+    assert_int_equal(at, 6);
+}
+
+/* What is found at the start counts as durable, so it must be: a killed process may not have come as far as its sync.
+ */
+static void what_is_found_is_synced(void **state) {
+    (void)state;
+    fill(3);
+    n_syncs = 0;
+    sl_journal *j;
+    assert_int_equal(sl_journal_open(&j, path, SL_COMMIT_MAGIC, NULL, NULL, &e), 0);
+    assert_true(n_syncs > 0);
+    sl_journal_close(j);
 }
 
 static void refuses_a_second_writer(void **state) {
@@ -277,6 +323,8 @@ int main(void) {
                                    T(follower_stops_where_told),
                                    T(cuts_every_torn_tail),
                                    T(tells_damage_from_a_torn_tail),
+                                   T(a_write_in_the_middle_is_no_damage),
+                                   T(what_is_found_is_synced),
                                    T(refuses_a_second_writer),
                                    T(a_full_disk_loses_nothing),
                                    T(survives_kills),

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -54,8 +55,19 @@ static void plain(void) {
     sl_log(SL_DEBUG, "hidden");
     sl_log(SL_INFO, "batch %d", 17);
 }
-static void journal(void) {
+/* A file as stderr, in a terminal or service whose own stderr is the journal. */
+static void journal_of_another(void) {
     setenv("JOURNAL_STREAM", "8:1", 1);
+    sl_log_init("rank0.1", SL_INFO);
+    sl_log(SL_INFO, "hi");
+}
+
+static void journal(void) {
+    char stream[64];
+    struct stat st;
+    assert_int_equal(fstat(STDERR_FILENO, &st), 0);
+    snprintf(stream, sizeof stream, "%llu:%llu", (unsigned long long)st.st_dev, (unsigned long long)st.st_ino);
+    setenv("JOURNAL_STREAM", stream, 1);
     sl_log_init("rank0.1", SL_DEBUG);
     sl_log(SL_DEBUG, "d");
     sl_log(SL_ERROR, "e");
@@ -81,6 +93,7 @@ static void hostile(void) {
 
 static void writes_lines(void **state) {
     (void)state;
+    assert_matches(capture(journal_of_another), "^[0-9-]+T[0-9:.]+Z INFO  rank0.1\\[[0-9]+\\] hi\n$");
     char *s = capture(plain);
     assert_int_equal(lines(s), 1);
     assert_matches(

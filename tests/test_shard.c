@@ -3,16 +3,37 @@
 #include "stages/writer/reader.h"
 #include "stages/writer/verify.h"
 #include "tests/store_rig.h"
+#include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 #include <cmocka.h>
 
 static char base[160];
+
+/* In place of the C library's: writes that come up short, as the last ones before a disk is full do, and
+ * syncs of commit.log that fail. */
+static bool short_writes;
+static unsigned failing_syncs;
+
+ssize_t write(int fd, const void *buf, size_t n) {
+    return syscall(SYS_write, fd, buf, short_writes && n > 4096 ? n / 2 : n);
+}
+
+int fdatasync(int fd) {
+    char link[64], path[400] = "";
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    if (!failing_syncs || readlink(link, path, sizeof path - 1) < 0 || !strstr(path, "/commit.log"))
+        return (int)syscall(SYS_fdatasync, fd);
+    failing_syncs--;
+    errno = EIO;
+    return -1;
+}
 
 static void healthy(const char *store, uint64_t rows, uint64_t rejected) {
     sl_verify_report rep;
@@ -61,6 +82,28 @@ static void rows_of_many_blocks(void **state) {
     (void)state;
     for (uint32_t codec = 0; codec < 3; codec++) one(SL_LAYOUT_SHARDS, codec, 16384, 2, 300, 6, 2, 0, false, true);
     one(SL_LAYOUT_FILES, SL_CODEC_NONE, 16384, 2, 300, 6, 2, 0, false, true);
+}
+
+/* Large blocks go to the disk from where they lie when that suits the file, whatever is left in the last chunk: here
+ * one token, of less than a page, behind every number of tokens before it. */
+static void a_small_last_piece(void **state) {
+    (void)state;
+    static const uint32_t widths[] = {256, 576, 768, 896};
+    for (unsigned w = 0; w < sizeof widths / sizeof *widths; w++)
+        for (uint32_t more = 0; more < 3; more++) {
+            rig r;
+            char store[200];
+            uint32_t tokens = SL_DIRECT_BYTES / (2 * widths[w]) + 1 + more;
+            snprintf(store, sizeof store, "%s/s", base);
+            rig_rmtree(store);
+            rig_make(&r, store, 3, 8, widths[w], 2, 5);
+            r.rows[1].T = tokens + 1;
+            r.rows[1].mask_sum = r.rows[1].T - r.rows[1].T / 2;
+            rig_sink(&r, &(sl_sink_cfg){.threads = 1, .huge = true}, tokens, 3);
+            assert_int_equal(rig_check(&r), 3);
+            healthy(store, 3, 0);
+            rig_free(&r);
+        }
 }
 
 /* A shard is sealed when it has as many rows as its index may hold, also after a restart in the middle. */
@@ -120,6 +163,54 @@ static void another_store_is_refused(void **state) {
     rig_free(&r);
 }
 
+/* The quarantine's files are written to their ends. */
+static void writes_that_come_up_short(void **state) {
+    (void)state;
+    rig r;
+    char store[200];
+    snprintf(store, sizeof store, "%s/s", base);
+    rig_rmtree(store);
+    rig_make(&r, store, 3, 8, 64, 2, 5);
+    r.rows[1].T = 3000;
+    r.rows[1].mask_sum = 1500;
+    r.rows[1].verdict = SL_V_NONFINITE;
+    short_writes = true;
+    rig_sink(&r, &(sl_sink_cfg){.threads = 1}, 1000, 3);
+    short_writes = false;
+    assert_int_equal(rig_check(&r), 2);
+    healthy(store, 2, 1);
+    rig_free(&r);
+}
+
+/* A commit that does not come through is repeated, and the log says what it waits for. */
+static char notes[2000];
+static void on_note(void *arg, int warn, const char *text) {
+    (void)arg;
+    if (warn) snprintf(notes + strlen(notes), sizeof notes - strlen(notes), "%s\n", text);
+}
+
+static void fail_the_next(void *arg, void **tokens, unsigned n) {
+    static bool done;
+    (void)arg, (void)tokens, (void)n;
+    if (!done) failing_syncs = 2;
+    done = true;
+}
+
+static void a_sync_that_fails(void **state) {
+    (void)state;
+    rig r;
+    char store[200];
+    snprintf(store, sizeof store, "%s/s", base);
+    rig_rmtree(store);
+    rig_make(&r, store, 4, 8, 64, 2, 5);
+    notes[0] = 0;
+    rig_sink(&r, &(sl_sink_cfg){.threads = 1, .on_note = on_note, .on_commit = fail_the_next}, 5, 2);
+    assert_int_equal(failing_syncs, 0);
+    assert_int_equal(rig_check(&r), 4);
+    if (!strstr(notes, "commit.log: fdatasync") || !strstr(notes, strerror(EIO))) fail_msg("notes: %s", notes);
+    rig_free(&r);
+}
+
 /* A shard is read while it is being written: after each commit the committed rows are there. */
 static unsigned committed;
 static void on_commit(void *arg, void **tokens, unsigned n) {
@@ -173,9 +264,15 @@ static void torn_tails(void **state) {
 int main(int argc, char **argv) {
     snprintf(base, sizeof base, "%s/sluice-shard-XXXXXX", argc > 1 ? argv[1] : ".");
     if (!mkdtemp(base)) return 1;
-    const struct CMUnitTest t[] = {cmocka_unit_test(every_layout),       cmocka_unit_test(rows_of_many_blocks),
-                                   cmocka_unit_test(rows_a_shard),       cmocka_unit_test(another_store_is_refused),
-                                   cmocka_unit_test(read_while_written), cmocka_unit_test(torn_tails)};
+    const struct CMUnitTest t[] = {cmocka_unit_test(every_layout),
+                                   cmocka_unit_test(rows_of_many_blocks),
+                                   cmocka_unit_test(a_small_last_piece),
+                                   cmocka_unit_test(rows_a_shard),
+                                   cmocka_unit_test(another_store_is_refused),
+                                   cmocka_unit_test(read_while_written),
+                                   cmocka_unit_test(writes_that_come_up_short),
+                                   cmocka_unit_test(a_sync_that_fails),
+                                   cmocka_unit_test(torn_tails)};
     int rc = cmocka_run_group_tests(t, NULL, NULL);
     rig_rmtree(base);
     return rc;

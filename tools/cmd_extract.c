@@ -1,5 +1,6 @@
 /* sluice extract: one command from a file of rows to verified states. It runs a private sluiced with every stage,
  * pushes the rows, waits until they are durable, drains, verifies, and says what came out. */
+#include "daemon/bootinfo.h"
 #include "daemon/preflight.h"
 #include "daemon/status.h"
 #include "stages/writer/verify.h"
@@ -556,7 +557,7 @@ static void summary_text(const run *r, const sl_feed_counts *k, double seconds, 
 }
 
 static void remove_run_dir(const run *r) {
-    static const char *const names[] = {"feed.sock", "progress.sock", "control.sock", "sluiced.run"};
+    static const char *const names[] = {"feed.sock", "progress.sock", "control.sock", "sluiced.run", "sluiced.lock"};
     char path[400];
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         snprintf(path, sizeof path, "%s/%s", r->run_dir, names[i]), unlink(path);
@@ -573,6 +574,7 @@ static int setup(run *r, sl_err *err) {
     if (!rc) rc = make_settings(r, err);
     if (!rc) rc = check_settings(r, o.plan, err);
     if (rc || o.plan) return rc;
+    if ((rc = sl_run_lock_extract(o.output, err)) < 0) return rc;
     rc = sl_status_totals_follow(&r->before, o.output, &at, err);
     if (rc) return rc;
     snprintf(r->rejected_tmp, sizeof r->rejected_tmp, "%s/.rejected.jsonl.tmp", o.output);

@@ -14,7 +14,7 @@
 #include <xxhash.h>
 #include <zmq.h>
 
-enum { MAX_CLIENTS = 4096, MAX_REPLIES = 64, MAX_IDENTITY = 255, SYNC_MS = 5, RETRY_MS = 500 };
+enum { MAX_CLIENTS = 1024, MAX_REPLIES = 64, MAX_IDENTITY = 255, SYNC_MS = 5, RETRY_MS = 500 };
 
 typedef struct refusal {
     uint64_t row;
@@ -45,9 +45,9 @@ typedef struct reply {
 typedef struct client {
     unsigned char identity[MAX_IDENTITY];
     size_t id_len;
-    uint32_t no; /* never given to another one */
+    uint32_t no; /* what it is called elsewhere; never used again for another */
     bool hello, stream;
-    uint32_t dataset, outstanding;
+    uint32_t dataset, outstanding, pending; /* pending: accepted rows that it is to hear of again */
     uint64_t last_ns;
     VEC(accepted) acc;
     VEC(accepted) known;
@@ -64,13 +64,14 @@ typedef struct other {
 
 struct sl_feed {
     sl_feed_cfg cfg;
-    char addr[512], store[PATH_MAX], sock_path[256];
+    char addr[512], store[PATH_MAX];
     void *ctx, *sock;
     sl_curve *curve;
     int wake;
     sl_pool *pool;
-    client **clients; /* by number */
-    uint32_t n_clients, last_client;
+    client **clients; /* by rising number */
+    uint32_t n_clients, last_no;
+    uint64_t turned_away;
     VEC(other) others;
     uint32_t free_others;
     sl_job *wait_head, *wait_tail; /* journaled, waiting for the sync */
@@ -113,38 +114,54 @@ static void client_free(client *c) {
 }
 
 static client *client_at(const sl_feed *f, uint32_t no) {
-    uint32_t a = 0, b = f->n_clients;
-    while (a < b) {
-        uint32_t m = a + (b - a) / 2;
-        if (f->clients[m]->no < no)
-            a = m + 1;
+    uint32_t lo = 0, hi = f->n_clients;
+    while (lo < hi) {
+        uint32_t mid = (lo + hi) / 2;
+        if (f->clients[mid]->no == no) return f->clients[mid];
+        if (f->clients[mid]->no < no)
+            lo = mid + 1;
         else
-            b = m;
+            hi = mid;
     }
-    return a < f->n_clients && f->clients[a]->no == no ? f->clients[a] : NULL;
+    return NULL;
 }
 
-static void forget_client(sl_feed *f, uint32_t i) {
+static void forget(sl_feed *f, uint32_t i) {
     client_free(f->clients[i]);
     f->n_clients--;
-    memmove(&f->clients[i], &f->clients[i + 1], (f->n_clients - i) * sizeof *f->clients);
+    memmove(f->clients + i, f->clients + i + 1, (f->n_clients - i) * sizeof(client *));
 }
 
-/* Clients come and go for as long as the service lives, and one that hung up is noticed only when something is sent to
- * it. So a full table forgets who was silent for longest; should that one come back, it is told to say hello again. */
-static void make_room(sl_feed *f) {
-    uint32_t i = 0;
-    if (f->n_clients < MAX_CLIENTS) return;
-    for (uint32_t k = 1; k < f->n_clients; k++)
-        if (f->clients[k]->last_ns < f->clients[i]->last_ns) i = k;
-    forget_client(f, i);
+static bool has_answers(const client *c) {
+    return c->acc.n || c->rej.n || c->known.n || c->ok.n || c->bad.n || c->replies.n;
+}
+
+/* A client that hangs up says nothing, so the table fills up with those that did: the one that has been silent longest
+ * and expects nothing makes room. Should it live after all, it says hello again when it is told that it must. */
+static bool make_room(sl_feed *f) {
+    uint32_t found = UINT32_MAX;
+    for (uint32_t i = 0; i < f->n_clients; i++) {
+        const client *c = f->clients[i];
+        if (c->outstanding || c->pending || has_answers(c)) continue;
+        if (found == UINT32_MAX || c->last_ns < f->clients[found]->last_ns) found = i;
+    }
+    if (found != UINT32_MAX) forget(f, found);
+    return found != UINT32_MAX;
 }
 
 uint32_t sl_feed_client(sl_feed *f, const void *identity, size_t n) {
     if (n > MAX_IDENTITY) return 0;
-    for (uint32_t i = f->n_clients; i-- > 0;) /* the latest is the likeliest */
-        if (f->clients[i]->id_len == n && !memcmp(f->clients[i]->identity, identity, n)) return f->clients[i]->no;
-    make_room(f);
+    for (uint32_t i = f->n_clients; i-- > 0;) { /* the latest is the likeliest */
+        const client *c = f->clients[i];
+        if (c->id_len == n && !memcmp(c->identity, identity, n)) return c->no;
+    }
+    if (f->n_clients >= MAX_CLIENTS && !make_room(f)) {
+        uint64_t k = ++f->turned_away;
+        if (!(k & (k - 1)))
+            sl_log(SL_WARN, "%d clients have rows under way: a message of another is not taken (%llu so far)",
+                   MAX_CLIENTS, (unsigned long long)k);
+        return 0;
+    }
     client **v = realloc(f->clients, (f->n_clients + 1) *
                                          sizeof(client *)); // NOLINT(bugprone-sizeof-expression): pointers are meant
     client *c = calloc(1, sizeof *c);
@@ -155,8 +172,8 @@ uint32_t sl_feed_client(sl_feed *f, const void *identity, size_t n) {
     }
     memcpy(c->identity, identity, n);
     c->id_len = n;
-    c->no = ++f->last_client;
     c->last_ns = sl_now_ns();
+    c->no = ++f->last_no;
     v[f->n_clients++] = c;
     return c->no;
 }
@@ -310,9 +327,12 @@ static sent flush_client(sl_feed *f, client *c, int *did) {
 
 static int send_answers(sl_feed *f) {
     int did = 0;
-    for (uint32_t i = f->sock ? f->n_clients : 0; i-- > 0;)
-        if (flush_client(f, f->clients[i], &did) == GONE) /* it hung up; its rows go on, a later client may ask again */
-            forget_client(f, i);
+    for (uint32_t i = 0; f->sock && i < f->n_clients;) {
+        if (flush_client(f, f->clients[i], &did) == GONE)
+            forget(f, i); /* it hung up; its rows go on, a later client may ask for them again */
+        else
+            i++;
+    }
     return did;
 }
 
@@ -324,41 +344,50 @@ static void tell_done(client *c, const sl_entry *e) {
         (void)PUSH(c->ok, e->row);
 }
 
+static void waits_no_more(client *c, const sl_entry *e) {
+    if (c && c->pending) c->pending--;
+    tell_done(c, e);
+}
+
 void sl_feed_done(void *feed, sl_entry *e) {
     sl_feed *f = feed;
-    tell_done(client_at(f, e->owner), e);
+    waits_no_more(client_at(f, e->owner), e);
     while (e->others) {
         other *o = &f->others.v[e->others - 1];
         uint32_t at = e->others;
-        tell_done(client_at(f, o->client), e);
+        waits_no_more(client_at(f, o->client), e);
         e->others = o->next;
         o->next = f->free_others;
         f->free_others = at;
     }
 }
 
-/* Several clients may push the same row: each of them waits to hear that it is done. */
-static void wait_for(sl_feed *f, sl_entry *e, uint32_t no) {
-    if (e->owner == no) return;
-    if (!client_at(f, e->owner)) {
-        e->owner = no;
-        return;
-    }
-    for (uint32_t i = e->others; i; i = f->others.v[i - 1].next) {
-        other *o = &f->others.v[i - 1];
-        if (o->client != no && client_at(f, o->client)) continue;
-        o->client = no; /* it is there already, or takes the place of one that is gone */
-        return;
-    }
+/* A place among those who wait for the row: of one that is gone, a free one, or a new one. NULL: out of memory. */
+static uint32_t *waiting_place(sl_feed *f, sl_entry *e) {
+    if (!client_at(f, e->owner)) return &e->owner;
+    for (uint32_t i = e->others; i; i = f->others.v[i - 1].next)
+        if (!client_at(f, f->others.v[i - 1].client)) return &f->others.v[i - 1].client;
     uint32_t at = f->free_others;
     if (at)
         f->free_others = f->others.v[at - 1].next;
     else if (PUSH(f->others, (other){0}))
         at = (uint32_t)f->others.n;
     else
-        return; /* no memory: it will ask again */
-    f->others.v[at - 1] = (other){no, e->others};
+        return NULL;
+    f->others.v[at - 1].next = e->others;
     e->others = at;
+    return &f->others.v[at - 1].client;
+}
+
+/* Several clients may push the same row: each of them waits to hear that it is done, once. */
+static void wait_for(sl_feed *f, sl_entry *e, client *c) {
+    if (e->owner == c->no) return;
+    for (uint32_t i = e->others; i; i = f->others.v[i - 1].next)
+        if (f->others.v[i - 1].client == c->no) return;
+    uint32_t *place = waiting_place(f, e);
+    if (!place) return; /* it will ask again */
+    *place = c->no;
+    c->pending++;
 }
 
 /* ---- messages ---- */
@@ -592,7 +621,7 @@ static void answer_known(sl_feed *f, client *c, sl_job *j) {
         (void)PUSH(c->known, (accepted){.row = j->row, .parts = e->rows});
         if (e->parts > e->rows) refused_before(c, j->row, e);
         if (e->left)
-            wait_for(f, e, j->client);
+            wait_for(f, e, c);
         else
             tell_done(c, e);
         return;
@@ -627,7 +656,9 @@ static void answer_new(sl_feed *f, client *c, sl_job *j) {
             p->why = NULL;
         }
     }
-    if (c && a.parts) (void)PUSH(c->acc, a);
+    if (!c || !a.parts) return;
+    c->pending++;
+    (void)PUSH(c->acc, a);
 }
 
 static void answer(sl_feed *f, sl_job *j) {
@@ -724,9 +755,7 @@ int sl_feed_timeout_ms(const sl_feed *f) {
     if (f->st.paused) return RETRY_MS;
     if (f->waiting || sl_intake_dirty(f->cfg.intake)) return SYNC_MS;
     for (uint32_t i = 0; i < f->n_clients; i++) {
-        const client *c = f->clients[i];
-        if (c->acc.n || c->rej.n || c->known.n || c->ok.n || c->bad.n || c->replies.n)
-            return 50; /* it is slow to read */
+        if (has_answers(f->clients[i])) return 50; /* it is slow to read */
     }
     return 200;
 }
@@ -778,12 +807,7 @@ static int bind_socket(sl_feed *f, sl_err *err) {
     int e = errno;
     umask(old);
     if (rc) return sl_err_set(err, SL_ETEMP, "binding the feed socket to %s: %s", a, zmq_strerror(e));
-    if (ipc) {
-        snprintf(f->sock_path, sizeof f->sock_path, "%s", a + 6);
-        if (f->sock_path[0] != '@' && chmod(f->sock_path, 0600))
-            return sl_err_sys(err, SL_ECONFIG, errno, "setting mode 0600 on the feed socket %s", f->sock_path);
-    }
-    return SL_OK;
+    return sl_wire_access(a, f->cfg.group ? f->cfg.group : "", err);
 }
 
 int sl_feed_open(sl_feed **out, const sl_feed_cfg *cfg, sl_err *err) {

@@ -5,9 +5,9 @@
  * arrival, synced in groups (up to SL_FEED_GROUP rows or 5 ms), and only then acknowledged. A client that does not read
  * its answers costs the feeder a few bytes a row and holds up nobody.
  *
- * Addresses: ipc://PATH (the socket file gets mode 0600), or tcp://... with CURVE only: `curve_dir` holds server.secret
- * (a 40-character Z85 secret key, mode 0600) and clients.pub (one Z85 public key of an admitted client a line; # starts
- * a comment). Without both, tcp:// is refused: the port would be open to everybody.
+ * Addresses: ipc://PATH (the socket file gets mode 0600, or 0660 with `group`), or tcp://... with CURVE only:
+ * `curve_dir` holds server.secret (a 40-character Z85 secret key, mode 0600) and clients.pub (one Z85 public key of an
+ * admitted client a line; # starts a comment). Without both, tcp:// is refused: the port would be open to everybody.
  *
  * A stream is open from a client's first row to its flush (or until it has been silent for SL_FEED_SILENT_S). */
 #ifndef SL_FEEDER_FEED_H
@@ -21,6 +21,7 @@
 
 typedef struct sl_feed_cfg {
     const char *addr, *curve_dir, *store; /* curve_dir may be "" */
+    const char *group;                    /* who may use an ipc:// socket beside this user; NULL or "": nobody */
     uint32_t credit;                      /* rows a client, >= 1 */
     uint32_t threads;
     uint32_t max_length, vocab;
@@ -60,5 +61,6 @@ int sl_feed_flush(sl_feed *f, sl_err *err);
 
 /* One message, as the socket would bring it, from client number `client`; for tests and fuzzing. */
 void sl_feed_message(sl_feed *f, uint32_t client, const void *msg, size_t n);
+/* The number of the client with this identity (at most 255 bytes), a new one the first time it is met; 0: not taken. */
 uint32_t sl_feed_client(sl_feed *f, const void *identity, size_t n);
 #endif

@@ -11,9 +11,9 @@
 
 void sl_store_dataset_dir(char *buf, size_t cap, uint32_t dataset, const char *name) {
     size_t n = 0;
-    int changed = 0;
     buf[0] = 0;
     if (!dataset) return;
+    int changed = !strncmp(name, "hs_", 3) && isdigit((unsigned char)name[3]); /* a row of the first may be called so */
     for (; name[n] && n < 100; n++) {
         unsigned char ch = (unsigned char)name[n];
         int ok = ch < 0x80 && (isalnum(ch) || ch == '_' || ch == '-' || (ch == '.' && n));

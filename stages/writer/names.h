@@ -6,7 +6,8 @@
 #include <stddef.h>
 
 /* Folder of a data set below hidden_states/ (and quarantine/): "" for data set 0; else the name with every byte but
- * letters, digits, '.', '_', '-' replaced by '_' (also a leading '.'), cut to 100 bytes and, when that changed it,
+ * letters, digits, '.', '_', '-' replaced by '_' (also a leading '.'), cut to 100 bytes and, when that changed it
+ * or it begins as the name of a row's file does,
  * "~<index>" behind, so that two names never meet. cap >= 128. */
 void sl_store_dataset_dir(char *buf, size_t cap, uint32_t dataset, const char *name);
 /* "hs_<row>" or "hs_<row>.<part>", no suffix. cap >= 64. */

@@ -442,9 +442,12 @@ static int commit(sl_sink *s, group *g, sl_err *err) {
         g->recs[i].time_ns = (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
         rc = sl_journal_append(s->log, &g->recs[i], err);
     }
+    bool said = false;
     while (!rc && g->n_recs) {
         rc = sl_journal_sync(s->log, err);
         if (rc != SL_ETEMP) break;
+        if (!said) sl_sink_note(s, 1, "%s; it is tried again until it works", err ? err->msg : "commit.log");
+        said = true;
         rc = sl_sink_refused(s, 1u << 20, err); /* the records are kept: try again */
     }
     if (rc) return rc;

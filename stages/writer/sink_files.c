@@ -176,8 +176,8 @@ static void tmp_path(const file_job *f, const char *suffix, char *buf, size_t ca
     snprintf(buf, cap, "%s/.tmp/%llu%s", f->s->store, (unsigned long long)f->r.seq, suffix);
 }
 
-/* The reason beside a rejected row's states. */
-static int write_reason(file_job *f, XXH3_state_t *sum) {
+/* The reason beside a rejected row's states; through the same buffer, which is empty again. */
+static int write_reason(file_job *f, uint8_t *buf, XXH3_state_t *sum) {
     char path[SL_PATH_MAX + 64];
     size_t cap = 2048 + 6 * (f->r.id_len + strlen(f->r.name)) + 12ull * f->r.T, at = 0;
     char *b = malloc(cap);
@@ -198,13 +198,14 @@ static int write_reason(file_job *f, XXH3_state_t *sum) {
     for (uint32_t t = 0; t < f->r.T; t++) at += (size_t)snprintf(b + at, cap - at, "%s%d", t ? "," : "", f->r.ids[t]);
     at += (size_t)snprintf(b + at, cap - at, "]}\n");
     tmp_path(f, ".json", path, sizeof path);
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    int res = fd < 0 ? -errno : -sl_file_write(fd, b, at);
-    if (!res && fdatasync(fd)) res = -errno;
-    if (fd >= 0) close(fd);
-    XXH3_64bits_update(sum, b, at);
+    out o = {.fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644), .buf = buf, .sum = sum};
+    if (o.fd < 0) o.res = -errno;
+    put(&o, b, at);
+    flush(&o);
+    if (!o.res && fdatasync(o.fd)) o.res = -errno;
+    if (o.fd >= 0) close(o.fd);
     free(b);
-    return res;
+    return o.res;
 }
 
 static void run_write(file_job *f, unsigned worker) {
@@ -231,7 +232,7 @@ static void run_write(file_job *f, unsigned worker) {
     flush(&o);
     f->file_len = o.len;
     f->res = o.res;
-    if (!f->res && f->quarantine) f->res = write_reason(f, &sum);
+    if (!f->res && f->quarantine) f->res = write_reason(f, o.buf, &sum);
     f->file_sum = f->quarantine ? XXH3_64bits_digest(&sum) : 0;
     if (f->res && ftruncate(f->fd, 0)) f->res = -EIO; /* a half file gives its room back at once */
 }

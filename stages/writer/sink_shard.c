@@ -307,7 +307,10 @@ static int emit_direct(sl_sink *s, slot *q, sl_frame_head *f, sl_err *err) {
     for (uint32_t i = r->first[q->k]; !rc && i < r->first[q->k + 1]; i++) {
         uint64_t n = piece_of(s, q, i, &p), whole = n;
         left -= n;
-        if (n && !left) whole = n - (h->off + n) % SL_SHARD_ALIGN; /* the last: whole pages */
+        if (n && !left) { /* the last: up to the last page's start, which may lie before this piece */
+            uint64_t over = (h->off + n) % SL_SHARD_ALIGN;
+            whole = n > over ? n - over : 0;
+        }
         if (whole) rc = write_from(s, p, whole, err);
         if (!rc && n > whole) rc = append(s, p + whole, n - whole, NULL, err);
     }
@@ -432,8 +435,6 @@ static int queue(sl_sink *s, shard_row *row, int kind, uint32_t k, uint32_t t0, 
     }
     slot *q = &s->slots[s->slot_in % s->n_slots];
     uint8_t *out = q->out;
-    uint64_t cap = q->len;
-    (void)cap;
     *q = (slot){.j.run = compress, .s = s, .row = row, .kind = kind, .k = k, .t0 = t0, .rows = rows, .out = out};
     s->slot_in++;
     if (kind == SL_FR_STATE && s->codec_pool) sl_workers_put(s->codec_pool, &q->j);

@@ -58,7 +58,7 @@ def _dataset_dir(index, name):
     if index == 0:
         return ""
     raw = name.encode()
-    out, changed = "", not raw or len(raw) > 100
+    out, changed = "", not raw or len(raw) > 100 or (raw[:3] == b"hs_" and raw[3:4].isdigit())
     for i, b in enumerate(raw[:100]):
         ok = b < 128 and (chr(b).isalnum() or chr(b) in "_-" or (b == 46 and i))
         out += chr(b) if ok else "_"
