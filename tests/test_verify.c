@@ -440,7 +440,7 @@ static unsigned forge(const char *path, const char *what, uint64_t at, uint64_t 
     for (uint64_t i = 0; i < n; i++) {
         bool skip = false;
         for (const span *f = nothing; f && f->to; f++) skip |= i >= f->from && i < f->to;
-        for (unsigned bit = 0; bit < 8 && !skip; bit += bit ? 4 : 3) {
+        for (unsigned bit = 0; bit < 8 && !skip; bit += 7) {
             forged[at + i] ^= (uint8_t)(1u << bit);
             uint32_t crc = seal ? sl_crc32c(0, forged + base_at, seal) : 0;
             if (seal)
