@@ -148,7 +148,7 @@ static int cut_tail(sl_journal *j, sl_err *err) {
         /* They were found, which does not mean that they are on disk: their writer may have died before its sync. Now
          * they count as durable, so they have to be. */
         if (good && fdatasync(j->fd) < 0)
-            return sl_err_sys(err, sl_file_code(errno), errno, "%s: fdatasync of the records found", j->path);
+            return sl_err_sys(err, SL_ETEMP, errno, "%s: fdatasync of the records found", j->path);
         return 0;
     }
     int rc = check_tail(j->fd, j->path, j->magic, j->durable, err);
@@ -158,7 +158,7 @@ static int cut_tail(sl_journal *j, sl_err *err) {
            " (an interrupted write, never acknowledged)",
            j->path, (uint64_t)st.st_size - good, j->durable);
     if (ftruncate(j->fd, (off_t)good) < 0 || fdatasync(j->fd) < 0)
-        return sl_err_sys(err, sl_file_code(errno), errno, "%s: cut tail", j->path);
+        return sl_err_sys(err, SL_ETEMP, errno, "%s: cut tail", j->path);
     return 0;
 }
 
@@ -175,7 +175,7 @@ static int sync_folder(const char *path, sl_err *err) {
         strcpy(dir, ".");
     int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) return sl_err_sys(err, SL_ETEMP, errno, "%s: open folder", dir);
-    int rc = fsync(fd) < 0 ? sl_err_sys(err, sl_file_code(errno), errno, "%s: fsync folder", dir) : 0;
+    int rc = fsync(fd) < 0 ? sl_err_sys(err, SL_ETEMP, errno, "%s: fsync folder", dir) : 0;
     close(fd);
     return rc;
 }

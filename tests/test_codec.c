@@ -35,13 +35,21 @@ static double round_trip(uint32_t codec, sl_block b, const void *src) {
     assert_memory_equal(src, dec, n);
     assert_int_equal(dec[n], 0x5a);
     /* cut and flipped input must fail or give other bytes, never crash; a cut is always noticed */
-    if (len > 1) assert_int_not_equal(sl_codec_decode(c, used, b, enc, len - 1, dec, &err), 0);
-    for (int i = 0; i < 50; i++) {
-        uint64_t bit = rnd() % (len * 8);
-        enc[bit / 8] ^= (uint8_t)(1 << bit % 8);
-        (void)sl_codec_decode(c, used, b, enc, len, dec, &err);
-        enc[bit / 8] ^= (uint8_t)(1 << bit % 8);
+    uint8_t *exact = malloc(len); /* nothing behind it: the address sanitizer sees every byte too far */
+    if (len > 1) {
+        memcpy(exact + 1, enc, len - 1);
+        assert_int_not_equal(sl_codec_decode(c, used, b, exact + 1, len - 1, dec, &err), 0);
     }
+    memcpy(exact, enc, len);
+    uint64_t head = used == SL_CODEC_BF16 ? 8 * sizeof(sl_bf16_head) : 0; /* each bit but the padding is refused */
+    for (uint64_t i = 0; i < 50 + head; i++) {
+        uint64_t bit = i < head ? i : rnd() % (len * 8);
+        exact[bit / 8] ^= (uint8_t)(1 << bit % 8);
+        int rc = sl_codec_decode(c, used, b, exact, len, dec, &err);
+        if (i < head && !(bit >= 16 && bit < 32) && !rc) fail_msg("bit %u of the head does not matter", (unsigned)bit);
+        exact[bit / 8] ^= (uint8_t)(1 << bit % 8);
+    }
+    free(exact);
     sl_codec_ctx_free(c);
     free(enc);
     free(dec);

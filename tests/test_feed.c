@@ -298,6 +298,39 @@ static void nonsense(void **state) {
     msgpack_pack_bin_with_body(&m->pk, "12345", 5);
     post(s, m);
     says(s, "multiple of 4");
+    const struct {
+        const char *key, *val, *says;
+        size_t n;
+        bool bin;
+    } field[] = {{"mask", "11", "mask", 2, false},
+                 {"id", "x", "id", 1, true},
+                 {"id", "\xff", "bytes of UTF-8", 1, false},
+                 {"id", deep, "bytes of UTF-8", SL_ROW_ID_MAX + 1, false}};
+    memset(deep, 'i', sizeof deep);
+    for (size_t i = 0; i < sizeof field / sizeof *field; i++) {
+        m = rows(1);
+        msgpack_pack_map(&m->pk, 3);
+        sl_wire_ku64(&m->pk, "n", 3);
+        sl_wire_key(&m->pk, "ids");
+        msgpack_pack_bin_with_body(&m->pk, "1\0\0\0", 4);
+        sl_wire_key(&m->pk, field[i].key);
+        if (field[i].bin)
+            msgpack_pack_bin_with_body(&m->pk, field[i].val, field[i].n);
+        else
+            msgpack_pack_str_with_body(&m->pk, field[i].val, field[i].n);
+        post(s, m);
+        says(s, field[i].says);
+    }
+    m = rows(1); /* a good mask does not hide a bad id */
+    msgpack_pack_map(&m->pk, 4);
+    sl_wire_ku64(&m->pk, "n", 3);
+    sl_wire_key(&m->pk, "ids");
+    msgpack_pack_bin_with_body(&m->pk, "1\0\0\0", 4);
+    sl_wire_key(&m->pk, "mask");
+    msgpack_pack_bin_with_body(&m->pk, "\1", 1);
+    sl_wire_kstr(&m->pk, "id", "\xc3");
+    post(s, m);
+    says(s, "bytes of UTF-8");
     assert_int_equal(sl_intake_rows(in), 0);
     simple(s, "ping"); /* the connection is still usable */
     says(s, "pong");

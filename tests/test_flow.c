@@ -10,6 +10,7 @@
 #include "ipc/sum64.h"
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static sl_err e;
 
@@ -94,6 +95,7 @@ static int parse(void) {
 
 static void batch_views(void **state) {
     (void)state;
+    assert_int_equal(sl_batch_bytes(3, 7, 2), 3 * 64 + 7 * (4 + 1) + 2);
     make_batch();
     sl_batch_view v;
     assert_int_equal(sl_batch_parse(&v, &d, 5, slot_words, sizeof slot_words, &e), 0);
@@ -112,9 +114,12 @@ static void batch_views(void **state) {
     BREAK(d.bytes = sizeof slot_words + 1);
     BREAK(d.bytes = UINT64_MAX);
     BREAK(d.bytes = 3);
+    BREAK((r[0].id_len = r[1].id_len = r[2].id_len = 0, d.bytes = sl_batch_bytes(3, 7, 0) - 1)); /* cuts the mask */
     BREAK(r[1].t0 = 3);
     BREAK(r[0].t0 = 1);
     BREAK(r[1].T = 0);
+    BREAK((r[1].T = r[1].mask_sum = 0, r[2].t0 = 2, r[2].T = 5)); /* empty, in an order that adds up */
+    assert_non_null(strstr(e.msg, "batch at 5: row 1 "));
     BREAK(r[2].T = 0xffffffff);
     BREAK(r[2].T = 3);
     BREAK(r[1].mask_sum = 2);
@@ -123,6 +128,13 @@ static void batch_views(void **state) {
     BREAK(r[2].id_len = 2);
     BREAK(r[0].id_len = 257);
     BREAK((r[0].id_len = 256, r[0].id_off = 0xf0000000)); /* more than the bytes there are */
+    BREAK((r[0].id_len = 257, d.bytes += 300));
+    make_batch();
+    ((sl_batch_row *)slot_words)[0].id_len = 256;
+    d.bytes += 253;
+    d.crc = sl_crc32c(0, slot_words, d.bytes);
+    assert_int_equal(sl_batch_parse(&v, &d, 5, slot_words, d.bytes, &e), 0); /* the longest id, in a full slot */
+    assert_int_equal(sl_batch_parse(&v, &d, 5, slot_words, d.bytes - 1, &e), SL_EINTERNAL);
     make_batch();
     slot_words[3] ^= 1;
     assert_int_equal(parse(), SL_EINTERNAL);
@@ -132,6 +144,33 @@ static void batch_views(void **state) {
     ((sl_batch_row *)slot_words)[1].id_off = 77777;
     d.crc = sl_crc32c(0, slot_words, d.bytes);
     assert_int_equal(parse(), 0);
+}
+
+/* A batch is opened only where the ring has one, with its payload. */
+static void batches_in_a_ring(void **state) {
+    (void)state;
+    const sl_ring_params p = {.name = "b", .depth = 8, .pay_slots = 2, .pay_size = sizeof slot_words, .n_cursors = 3};
+    int fd = sl_ring_create(&p, false, NULL, &e);
+    sl_ring *r;
+    sl_batch_view v;
+    assert_int_equal(sl_ring_attach(&r, fd, SL_RING_PRODUCER, &e), 0);
+    assert_int_equal(sl_batch_open(&v, r, 0, &e), SL_EINTERNAL);
+    make_batch();
+    memcpy(sl_ring_pay_next(r), slot_words, sizeof slot_words);
+    for (unsigned with = 2; with-- > 0;) {
+        sl_desc *at = sl_ring_stage(r, with);
+        d.h = at->h;
+        d.h.kind = SL_DESC_INPUT;
+        memcpy(at, &d, sizeof d);
+    }
+    sl_ring_publish(r);
+    assert_int_equal(sl_batch_open(&v, r, 0, &e), 0);
+    assert_int_equal(v.rows[2].T, 4);
+    assert_int_equal(sl_batch_open(&v, r, 1, &e), SL_EINTERNAL); /* owns no payload */
+    assert_non_null(strstr(e.msg, "no batch with a payload at 1"));
+    assert_int_equal(sl_batch_open(&v, r, 2, &e), SL_EINTERNAL);
+    sl_ring_detach(r);
+    close(fd);
 }
 
 static void owners_rotate(void **state) {
@@ -148,6 +187,7 @@ static void names(void **state) {
     assert_string_equal(sl_verdict_name(SL_V_OK), "OK");
     assert_string_equal(sl_verdict_name(SL_V_POISON), "POISON");
     assert_string_equal(sl_verdict_name((sl_verdict)-1), "?");
+    assert_string_equal(sl_verdict_name(SL_V_N), "?");
     for (int i = 0; i < SL_FAULT_N; i++) {
         sl_fault f;
         assert_int_equal(sl_fault_parse(sl_fault_name((sl_fault)i), &f), 0);
@@ -160,6 +200,7 @@ static void names(void **state) {
 
 int main(void) {
     const struct CMUnitTest t[] = {cmocka_unit_test(sums_agree), cmocka_unit_test(batch_views),
-                                   cmocka_unit_test(owners_rotate), cmocka_unit_test(names)};
+                                   cmocka_unit_test(batches_in_a_ring), cmocka_unit_test(owners_rotate),
+                                   cmocka_unit_test(names)};
     return cmocka_run_group_tests_name("flow", t, NULL, NULL);
 }

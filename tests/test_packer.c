@@ -244,7 +244,8 @@ static uint64_t done_rows, done_bad;
 static void count_done(void *arg, sl_entry *en) {
     (void)arg;
     done_rows++;
-    done_bad += en->verdict != 0;
+    done_bad += en->bad;
+    if (en->bad) assert_int_equal(en->verdict, SL_V_NONFINITE);
 }
 
 static void commits(void **state) {
@@ -276,6 +277,8 @@ static void commits(void **state) {
     in = reopen(in); /* the same after a restart */
     assert_int_equal(sl_intake_committed(in), 10);
     for (uint64_t i = 0; i < 20; i++) assert_int_equal(sl_intake_row_done(in, i), i % 2 == 0);
+    assert_false(sl_intake_row_done(in, 20)); /* not accepted: not done, and nothing is read for it */
+    assert_false(sl_intake_row_done(in, UINT64_MAX));
     sl_commit_rec r = {.kind = SL_CM_COMMIT, .seq = 20};
     sl_journal_append(j, &r, &e);
     sl_journal_sync(j, &e);
@@ -395,10 +398,45 @@ static void damaged_bytes_are_not_packed(void **state) {
     close(fd);
 }
 
+/* A record whose sizes do not belong together is an error of the log, however good its checksum. */
+static void impossible_rows(void **state) {
+    (void)state;
+    const sl_intake_rec bad[] = {{.T = 0, .id_len = 4, .data_len = 4},
+                                 {.T = 1u << 31, .data_len = 5ull << 31},
+                                 {.T = 2, .id_len = 257, .data_len = 267},
+                                 {.T = 2, .data_len = 11},
+                                 {.T = 2, .id_len = 3, .data_len = 10}};
+    char path[96];
+    snprintf(path, sizeof path, "%s/intake.log", dir);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        unlink(path);
+        sl_intake *in = reopen(NULL);
+        add(in, 0);
+        assert_int_equal(sl_intake_sync(in, &e), 0);
+        sl_intake_close(in);
+        sl_journal *j;
+        sl_intake_rec r = bad[i];
+        r.kind = SL_IN_ROW;
+        r.seq = 1;
+        assert_int_equal(sl_journal_open(&j, path, SL_INTAKE_MAGIC, NULL, NULL, &e), 0);
+        assert_int_equal(sl_journal_append(j, &r, &e), 0);
+        assert_int_equal(sl_journal_sync(j, &e), 0);
+        uint64_t n = sl_journal_count(j);
+        sl_journal_close(j);
+        sl_packer *pk;
+        sl_batch b;
+        assert_int_equal(sl_packer_open(&pk, dir, &e), 0);
+        if (sl_packer_next(pk, n, &b, &e) != SL_EDATA) fail_msg("record %zu was packed", i);
+        assert_non_null(strstr(e.msg, "do not belong together"));
+        sl_packer_close(pk);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test_setup_teardown(restarts, setup, teardown),
                                        cmocka_unit_test_setup_teardown(half_a_row, setup, teardown),
                                        cmocka_unit_test_setup_teardown(commits, setup, teardown),
+                                       cmocka_unit_test_setup_teardown(impossible_rows, setup, teardown),
                                        cmocka_unit_test_setup_teardown(odds, setup, teardown),
                                        cmocka_unit_test_setup_teardown(a_failed_sync_is_written_again, setup, teardown),
                                        cmocka_unit_test_setup_teardown(damaged_bytes_are_not_packed, setup, teardown)};

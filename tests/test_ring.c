@@ -24,7 +24,7 @@ static sl_err e;
 static int make(uint64_t depth, uint64_t slots, uint32_t cursors) {
     sl_ring_params p = {
         .name = "t", .depth = depth, .pay_slots = slots, .pay_size = slots ? 4096 : 0, .n_cursors = cursors};
-    bool huge;
+    bool huge = true;
     int fd = sl_ring_create(&p, false, &huge, &e);
     assert_true(fd >= 0);
     assert_false(huge);
@@ -59,6 +59,14 @@ static void refuses_bad_shapes(void **state) {
         assert_int_equal(sl_ring_footprint(&p[i]), 0);
         assert_int_equal(sl_ring_create(&p[i], false, NULL, &e), SL_ECONFIG);
     }
+    sl_ring_params most = {
+        .name = "t", .depth = 2, .n_cursors = SL_RING_MAX_CURSORS}; /* each limit itself is allowed */
+    assert_int_equal(sl_ring_footprint(&most), 4096 + SL_RING_MAX_CURSORS * 4096 + 4096);
+    most = (sl_ring_params){
+        .name = "t", .depth = 1ull << 24, .pay_slots = 1ull << 24, .pay_size = 1ull << 22, .n_cursors = 2};
+    assert_true(sl_ring_footprint(&most) > 1ull << 46);
+    most.pay_size += 4096;
+    assert_int_equal(sl_ring_footprint(&most), 0);
 }
 
 static void moves_and_gates(void **state) {
@@ -161,6 +169,45 @@ static void hostile_pay_end_stays_inside(void **state) {
     close(fd);
 }
 
+/* A descriptor of a ring without payload cannot claim one, whatever it says. */
+static void no_payload_without_slots(void **state) {
+    (void)state;
+    int fd = make(4, 0, 2);
+    sl_ring *p = attach(fd, 0);
+    sl_ring_stage(p, 0)->h.pay_end = 1;
+    sl_ring_publish(p);
+    assert_non_null(sl_ring_at(p, 0));
+    assert_null(sl_ring_payload(p, 0));
+    assert_null(sl_ring_pay_next(p));
+    assert_null(sl_ring_arena(p, NULL));
+    sl_ring_detach(p);
+    close(fd);
+}
+
+/* An alias shares the mapping: the producer's goes on where the ring is, and only the mapping's owner takes it away. */
+static void aliases_share_one_mapping(void **state) {
+    (void)state;
+    int fd = make(4, 2, 2);
+    sl_ring *any = attach(fd, SL_RING_ANY), *p, *q;
+    assert_int_equal(sl_ring_alias(&p, any, SL_RING_PRODUCER, &e), 0);
+    assert_non_null(sl_ring_stage(p, 1));
+    assert_non_null(sl_ring_stage(p, 1));
+    sl_ring_publish(p);
+    assert_int_equal(sl_ring_alias(&q, p, 1, &e), SL_EINTERNAL);
+    assert_int_equal(sl_ring_alias(&q, any, 2, &e), SL_EINTERNAL);
+    sl_ring_detach(p);
+    assert_int_equal(sl_ring_alias(&q, any, SL_RING_PRODUCER, &e), 0);
+    assert_int_equal(sl_ring_room(q), 2);
+    assert_int_equal(sl_ring_pay_room(q), 0);
+    assert_int_equal(sl_ring_stage(q, 0)->h.pos, 2);
+    sl_ring_detach(q);
+    void *arena = sl_ring_arena(any, NULL);
+    assert_int_equal(msync(arena, 4096, MS_ASYNC), 0);
+    sl_ring_detach(any);
+    assert_true(msync(arena, 4096, MS_ASYNC) < 0 && errno == ENOMEM); /* unmapped */
+    close(fd);
+}
+
 static void checks_what_it_maps(void **state) {
     (void)state;
     sl_ring *r;
@@ -185,8 +232,21 @@ static void checks_what_it_maps(void **state) {
         }
         head[i] ^= 4;
     }
+    sl_ring_params more; /* a shape that is valid and needs more than the bytes there are */
+    memcpy(&more, head + 32, sizeof more);
+    assert_int_equal(more.depth, 4);
+    more.depth = 64;
+    assert_int_equal(pwrite(good, &more, sizeof more, 32), sizeof more);
+    assert_int_equal(sl_ring_attach(&r, good, 0, &e), SL_EINTERNAL);
+    assert_non_null(strstr(e.msg, "its shape needs"));
     assert_int_equal(pwrite(good, head, sizeof head, 0), sizeof head);
     assert_int_equal(sl_ring_attach(&r, good, 2, &e), SL_EINTERNAL);
+    int small = memfd_create("s", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    assert_int_equal(ftruncate(small, 64), 0);
+    assert_int_equal(fcntl(small, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL), 0);
+    assert_int_equal(sl_ring_attach(&r, small, 0, &e), SL_EINTERNAL);
+    assert_non_null(strstr(e.msg, "64 bytes are no ring"));
+    close(small);
     assert_int_equal(sl_ring_attach(&r, -1, 0, &e), SL_EINTERNAL);
     assert_true(ftruncate(good, 0) < 0); /* sealed */
     close(good);
@@ -389,6 +449,8 @@ int main(void) {
                                    cmocka_unit_test(moves_and_gates),
                                    cmocka_unit_test(payload_room_is_exact_when_full),
                                    cmocka_unit_test(hostile_pay_end_stays_inside),
+                                   cmocka_unit_test(no_payload_without_slots),
+                                   cmocka_unit_test(aliases_share_one_mapping),
                                    cmocka_unit_test(checks_what_it_maps),
                                    cmocka_unit_test(memory_is_guarded),
                                    cmocka_unit_test(huge_pages_or_a_plain_fallback),

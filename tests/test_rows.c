@@ -23,6 +23,10 @@ static const struct {
     {"{\"text\":\"\xff\"}", SL_R_ENCODING, "0xff"},
     {"{\"text\":\"\xed\xa0\x80\"}", SL_R_ENCODING, "byte 9"},
     {"{\"text\":\"\xc0\x80\"}", SL_R_ENCODING, "byte 9"},
+    {"{\"text\":\"\xe2\x82\xac\xe2\x82\"}", SL_R_ENCODING, "byte 12"},
+    {"{\"text\":\"\xf0\x9f\x98\x41\"}", SL_R_ENCODING, "byte 9"},
+    {"{\"text\":\"\xf4\x90\x80\x80\"}", SL_R_ENCODING, "byte 9"},
+    {"{\"text\":\"\xf5\x80\x80\x80\"}", SL_R_ENCODING, "byte 9"},
     {"{\"text\":5}", SL_R_FIELDS, "an integer"},
     {"{\"text\":\"\"}", SL_R_EMPTY, "text"},
     {"{\"txt\":\"a\"}", SL_R_FIELDS, "input_ids"},
@@ -43,6 +47,9 @@ static const struct {
     {"{\"messages\":{}}", SL_R_FIELDS, "an object"},
     {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\",\"image_url\":{}}]}]}", SL_R_MEDIA,
      "image_url"},
+    {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":3}]}]}", SL_R_FIELDS, "part 0"},
+    {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\"}]}]}", SL_R_FIELDS, "part 0"},
+    {"{\"input_ids\":[2147483648]}", SL_R_VOCAB, "input_ids[0] is 2147483648"},
     {"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"tools\":3}", SL_R_FIELDS, "tools"},
     {"{\"prompt\":\"a\",\"completion\":\"\"}", SL_R_EMPTY, "completion"},
     {"{\"prompt\":\"a\",\"completion\":3}", SL_R_FIELDS, "completion"},
@@ -127,6 +134,24 @@ static void text(void **state) {
     sl_row_free(&r);
 }
 
+static void utf8(void **state) {
+    (void)state;
+    static const char *const good[] = {"\xc2\x80\xdf\xbf", "\xe0\xa0\x80\xed\x9f\xbf\xee\x80\x80\xef\xbf\xbf",
+                                       "\xf0\x90\x80\x80\xf4\x8f\xbf\xbf", "a\xc3\xa9z"};
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        size_t n = strlen(good[i]), last = n - 1;
+        while (last && ((unsigned char)good[i][last] & 0xc0) == 0x80) last--;
+        assert_int_equal(sl_utf8_check(good[i], n), n);
+        if ((unsigned char)good[i][last] >= 0x80) /* the last character, cut */
+            for (size_t cut = last + 1; cut < n; cut++) assert_int_equal(sl_utf8_check(good[i], cut), last);
+    }
+    assert_int_equal(sl_utf8_check("\xc1\xbf", 2), 0);
+    assert_int_equal(sl_utf8_check("\xe0\x9f\xbf", 3), 0);
+    assert_int_equal(sl_utf8_check("\xf0\x8f\xbf\xbf", 4), 0);
+    assert_int_equal(sl_utf8_check("\xc3\xc0", 2), 0);
+    assert_int_equal(sl_utf8_check("\xe2\x82\xc0", 3), 0);
+}
+
 /* Deep nesting and huge lines end with a verdict, not with the stack. */
 static void bounds(void **state) {
     (void)state;
@@ -144,6 +169,15 @@ static void bounds(void **state) {
     memset(big, ' ', n);
     assert_int_equal(sl_row_parse(&r, big, n, 0, &why), SL_R_TOO_BIG);
     free(big);
+    char edge[2 * SL_ROW_MAX_DEPTH + 64]; /* the deepest that is allowed, and one more */
+    for (int more = 0; more < 2; more++) {
+        int d = SL_ROW_MAX_DEPTH - 1 + more, at = sprintf(edge, "{\"text\":\"\\\"[\",\"x\":");
+        memset(edge + at, '[', (size_t)d);
+        memset(edge + at + d, ']', (size_t)d);
+        strcpy(edge + at + 2 * d, "}");
+        assert_int_equal(sl_row_parse(&r, edge, strlen(edge), 0, &why), more ? SL_R_JSON : SL_R_NONE);
+        sl_row_free(&r);
+    }
     /* brackets inside strings do not count */
     char s[600] = "{\"text\":\"";
     memset(s + 9, '[', 500);
@@ -153,8 +187,8 @@ static void bounds(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(refusals), cmocka_unit_test(ids),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(refusals),      cmocka_unit_test(ids),
                                        cmocka_unit_test(conversations), cmocka_unit_test(text),
-                                       cmocka_unit_test(bounds)};
+                                       cmocka_unit_test(utf8),          cmocka_unit_test(bounds)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

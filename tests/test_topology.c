@@ -63,6 +63,7 @@ static void rings_hold_twice_the_largest_batch(void **s) {
         for (uint32_t r = 0; r < 3; r++) {
             const sl_topo_obj *o = sl_topo_find(t, SL_OBJ_CHUNK, g, r);
             assert_non_null(o);
+            assert_true(o->group == g && o->rank == r);
             assert_true(o->ring.depth >= 2 * n.descriptors && o->ring.pay_slots >= 2 * n.payloads);
             assert_true(o->ring.pay_size >= 128 * 64 * 2 && o->ring.pay_size % 4096 == 0);
         }
@@ -82,6 +83,12 @@ static void a_ring_too_small_is_refused_with_the_sum(void **s) {
     c->ring_bytes = 64 * 16384;
     assert_int_equal(sl_topo_plan(t, &c->boot, c, &e), SL_OK);
     c->boot.dp = 40, c->boot.tp = 2;
+    assert_int_equal(sl_topo_plan(t, &c->boot, c, &e), SL_ECONFIG);
+    c->ring_bytes = 0, c->boot.dp = SL_MAX_GROUPS, c->boot.tp = 1;
+    if (sl_topo_plan(t, &c->boot, c, &e)) fail_msg("%s", e.msg);
+    c->boot.dp = SL_MAX_GROUPS + 1;
+    assert_int_equal(sl_topo_plan(t, &c->boot, c, &e), SL_ECONFIG);
+    c->boot.dp = 0;
     assert_int_equal(sl_topo_plan(t, &c->boot, c, &e), SL_ECONFIG);
     free(t), free(c);
 }

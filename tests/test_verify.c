@@ -10,6 +10,8 @@
 #include "stages/writer/reader.h"
 #include "stages/writer/salvage.h"
 #include "stages/writer/verify.h"
+#include "stages/writer/xxh3.h"
+#include "ipc/crc32c.h"
 #include "tests/store_rig.h"
 #include <fcntl.h>
 #include <ftw.h>
@@ -388,6 +390,194 @@ static void every_bit(void **state) {
     }
 }
 
+/* ---- forged: other values with the checksums made right again ---- */
+
+static uint8_t *forged; /* the file under test */
+static size_t forged_n;
+
+/* Checksums of the frame at `off` over what it holds now. */
+static void frame_reseal(uint64_t off) {
+    sl_frame_head *f = (sl_frame_head *)(void *)(forged + off);
+    uint64_t room = forged_n - off - sizeof *f;
+    if (f->enc_len <= room && f->kind != SL_FR_STATE) f->raw_sum = f->enc_sum = XXH3_64bits(f + 1, f->enc_len);
+    f->crc = sl_crc32c(0, f, sizeof *f - 4);
+}
+
+static void read_all(void) { /* whatever is in it: an error, or bytes */
+    sl_reader *rd;
+    sl_err err;
+    if (sl_reader_open(&rd, store, &err)) return;
+    for (uint64_t i = 0; i < sl_reader_rows(rd); i++) {
+        const sl_commit_rec *c = sl_reader_row(rd, i);
+        uint32_t T = c->T < 1000 ? c->T : 1000;
+        char id[257];
+        uint8_t *dst = malloc((size_t)T * 8 * 4 + 1), *mask = malloc((size_t)c->T + 1);
+        int32_t *ids = malloc(4 * (size_t)c->T + 4);
+        for (uint32_t k = 0; k < 4; k++) (void)sl_reader_state(rd, i, k, 0, T, dst, &err);
+        if (c->T < 1000) (void)sl_reader_meta(rd, i, ids, mask, id, &err);
+        free(dst), free(mask), free(ids);
+    }
+    sl_reader_close(rd);
+}
+
+typedef struct span { /* bytes [from, to) of a structure; {0, 0} ends a list */
+    uint32_t from, to;
+} span;
+
+static void put_forged(const char *path) {
+    int fd = open(path, O_WRONLY);
+    assert_int_equal(pwrite(fd, forged, forged_n, 0), (ssize_t)forged_n);
+    close(fd);
+}
+
+/* Bits of `n` bytes at `at`, each with the frame there (`seal` 0) sealed again, or the checksum that stands behind
+ * `seal` bytes at `base_at`: verify finds each but those in bytes that mean nothing. */
+static unsigned forge(const char *path, const char *what, uint64_t at, uint64_t n, uint64_t base_at, uint64_t seal,
+                      const span *nothing) {
+    unsigned missed = 0;
+    uint8_t *keep = malloc(forged_n);
+    memcpy(keep, forged, forged_n);
+    for (uint64_t i = 0; i < n; i++) {
+        bool skip = false;
+        for (const span *f = nothing; f && f->to; f++) skip |= i >= f->from && i < f->to;
+        for (unsigned bit = 0; bit < 8 && !skip; bit += 7) {
+            forged[at + i] ^= (uint8_t)(1u << bit);
+            uint32_t crc = seal ? sl_crc32c(0, forged + base_at, seal) : 0;
+            if (seal)
+                memcpy(forged + base_at + seal, &crc, 4);
+            else
+                frame_reseal(base_at);
+            put_forged(path);
+            if (!faults(NULL, 0)) {
+                print_message("%s: bit %u of byte %llu was not found\n", what, bit, (unsigned long long)i);
+                missed++;
+            }
+            read_all();
+            memcpy(forged, keep, forged_n);
+        }
+    }
+    put_forged(path);
+    free(keep);
+    return missed;
+}
+
+static void load_forged(const char *path) {
+    struct stat st;
+    int fd = open(path, O_RDONLY);
+    assert_true(fd >= 0 && !fstat(fd, &st));
+    free(forged);
+    forged_n = (size_t)st.st_size;
+    forged = malloc(forged_n);
+    assert_int_equal(read(fd, forged, forged_n), (ssize_t)forged_n);
+    close(fd);
+}
+
+static unsigned forge_shard(const char *path) {
+    static const span of_meta[] = {{6, 7}, {40, 42}, {44, 56}, {64, 72}, {80, 96}, {112, 124}, {0, 0}},
+                      of_state[] = {{112, 124}, {0, 0}}, of_foot[] = {{40, 60}, {0, 0}},
+                      of_index[] = {{6, 8}, {16, 56}, {60, 72}, {80, 124}, {0, 0}};
+    static const span meta_pay[] = {{12, 20}, {0, 0}}, end_pay[] = {{12, 16}, {0, 0}};
+    static const struct {
+        const char *name, *pay;
+        const span *head_free, *pay_free;
+    } kind[5] = {{NULL, NULL, NULL, NULL},
+                 {"META", "META's payload", of_meta, meta_pay},
+                 {"STATE", NULL, of_state, NULL},
+                 {"END", "END's payload", of_meta, end_pay},
+                 {"INDEX", "INDEX's payload", of_index, NULL}};
+    load_forged(path);
+    const sl_shard_head *h = (const sl_shard_head *)(const void *)forged;
+    const span model[] = {{32 + (uint32_t)strlen(h->model) + 1, 112}, {0, 0}};
+    unsigned seen = 0, missed = forge(path, "shard header", 0, 112 + 8 * h->n_states, 0, 4092, model);
+    for (uint64_t at = sizeof *h; at + sizeof(sl_frame_head) < forged_n;) {
+        sl_frame_head f;
+        memcpy(&f, forged + at, sizeof f);
+        if (!f.magic) { /* up to the next page */
+            at += SL_FRAME_ALIGN;
+            continue;
+        }
+        assert_true(f.magic == SL_FRAME_MAGIC && f.kind >= 1 && f.kind <= 4);
+        if (!(seen & 1u << f.kind)) {
+            missed += forge(path, kind[f.kind].name, at, 124, at, 0, kind[f.kind].head_free);
+            if (kind[f.kind].pay)
+                missed += forge(path, kind[f.kind].pay, at + sizeof f, f.enc_len < 80 ? f.enc_len : 80, at, 0,
+                                kind[f.kind].pay_free);
+        }
+        seen |= 1u << f.kind;
+        at += sl_frame_span(f.enc_len);
+        if (f.kind == SL_FR_INDEX) missed += forge(path, "footer", at, 60, at, 60, of_foot);
+    }
+    assert_int_equal(seen, 0x1e);
+    return missed;
+}
+
+/* Records of a log, but the HEADER, whose fields are only the settings of a run. */
+static unsigned forge_log(const char *path, const char *what, const span *const *nothing) {
+    unsigned missed = 0;
+    load_forged(path);
+    for (uint64_t at = SL_JREC; at < forged_n; at += SL_JREC)
+        missed += forge(path, what, at, SL_JREC - 4, at, SL_JREC - 4, nothing[forged[at + 4]]);
+    return missed;
+}
+
+static void forged_fields(void **state) {
+    (void)state;
+    char path[300];
+    static const span commit[] = {{48, 52}, {54, 60}, {104, 124}, {0, 0}},
+                      reject[] = {{48, 53}, {54, 92}, {96, 112}, {120, 124}, {0, 0}},
+                      dataset[] = {{8, 56}, {60, 72}, {88, 112}, {120, 124}, {0, 0}},
+                      row[] = {{32, 48}, {88, 112}, {120, 124}, {0, 0}};
+    static const span *const in_commit[4] = {NULL, NULL, commit, reject}, *const in_intake[4] = {NULL, NULL, dataset,
+                                                                                                 row};
+    build(SL_LAYOUT_SHARDS, SL_CODEC_NONE);
+    snprintf(path, sizeof path, "%s/shards/shard-000000.sls", store);
+    unsigned missed = forge_shard(path);
+    snprintf(path, sizeof path, "%s/commit.log", store);
+    missed += forge_log(path, "a record of commit.log", in_commit);
+    snprintf(path, sizeof path, "%s/intake.log", store);
+    missed += forge_log(path, "a record of intake.log", in_intake);
+    assert_int_equal(faults(NULL, 0), 0);
+    assert_int_equal(missed, 0);
+    free(forged);
+    forged = NULL;
+}
+
+/* States that are not finite are found whatever the checksums say. */
+static void nonfinite_states(void **state) {
+    (void)state;
+    for (uint32_t layout = 0; layout < 2; layout++) {
+        build(layout, SL_CODEC_NONE);
+        list_files();
+        int i = 0;
+        while (i < n_files && !strstr(files[i], layout == SL_LAYOUT_SHARDS ? "/shards/" : "/hidden_states/")) i++;
+        assert_true(i < n_files);
+        const char *path = files[i];
+        load_forged(path);
+        uint64_t at = sizeof(sl_shard_head), len;
+        if (layout == SL_LAYOUT_SHARDS) {
+            sl_frame_head *f = (sl_frame_head *)(void *)(forged + at);
+            while (f->kind != SL_FR_STATE) f = (sl_frame_head *)(void *)(forged + (at += sl_frame_span(f->enc_len)));
+            memcpy(f + 1, "\x80\x7f", 2); /* +Inf */
+            f->raw_sum = f->enc_sum = XXH3_64bits(f + 1, f->enc_len);
+            frame_reseal(at);
+        } else {
+            memcpy(&len, forged, 8);
+            memcpy(forged + 8 + len, "\xc0\xff", 2);
+        }
+        put_forged(path);
+        sl_verify_report rep;
+        sl_err err;
+        bool said = false;
+        assert_int_equal(sl_store_verify(store, &deep, &rep, &err), 0);
+        for (uint64_t k = 0; k < rep.n_faults && k < SL_VERIFY_KEEP; k++)
+            said |= strstr(rep.faults[k], "1 elements are NaN or infinite") != NULL;
+        assert_true(said);
+        sl_verify_free(&rep);
+    }
+    free(forged);
+    forged = NULL;
+}
+
 /* ---- torn ends ---- */
 
 static struct kept {
@@ -688,6 +878,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest t[] = {cmocka_unit_test(one_state_reads_little), cmocka_unit_test(pages),
                                    cmocka_unit_test(threads_agree),          cmocka_unit_test(missing_and_extra),
                                    cmocka_unit_test(flips_in_intake),        cmocka_unit_test(cut_logs),
+                                   cmocka_unit_test(forged_fields),          cmocka_unit_test(nonfinite_states),
                                    cmocka_unit_test(salvage_logs),           cmocka_unit_test(salvage_shards),
                                    cmocka_unit_test(flips_in_files),         cmocka_unit_test(flips_in_shards)};
     int rc = argc > 1 && !strcmp(argv[1], "bits")   ? cmocka_run_group_tests(bits, NULL, NULL)

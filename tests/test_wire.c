@@ -91,6 +91,67 @@ static void refuses_hostile(void **state) {
     }
 }
 
+/* Every encoding of a value: taken whole, as the last byte of a message, and refused with a byte less or more. */
+static void every_type(void **state) {
+    (void)state;
+    const struct {
+        size_t n;
+        const char *bytes;
+    } good[] = {
+        {1, "\x00"},         {1, "\x7f"},
+        {1, "\xe0"},         {1, "\xff"},
+        {1, "\xc0"},         {1, "\xc2"},
+        {1, "\xc3"},         {1, "\xa0"},
+        {1, "\x80"},         {1, "\x90"},
+        {3, "\xc4\x01y"},    {4, "\xc5\x00\x01y"},
+        {5, "\xca\0\0\0\0"}, {6, "\xc6\x00\x00\x00\x01y"},
+        {2, "\xcc\x01"},     {9, "\xcb\0\0\0\0\0\0\0\0"},
+        {3, "\xcd\x00\x01"}, {5, "\xce\0\0\0\x01"},
+        {2, "\xd0\x01"},     {9, "\xcf\0\0\0\0\0\0\0\x01"},
+        {3, "\xd1\x00\x01"}, {5, "\xd2\0\0\0\x01"},
+        {3, "\xd9\x01y"},    {9, "\xd3\0\0\0\0\0\0\0\x01"},
+        {2, "\x91\xc0"},     {4, "\xda\x00\x01y"},
+        {2, "\xa1y"},        {6, "\xdb\x00\x00\x00\x01y"},
+        {3, "\x81\xc0\xc0"}, {5, "\xdc\x00\x02\xc0\xc0"},
+        {2, "\xcc\xff"},     {7, "\xdd\x00\x00\x00\x02\xc0\xc0"},
+        {2, "\xd0\xff"},     {7, "\xde\x00\x02\xc0\xc0\xc0\xc0"},
+        {1, "\x01"},         {9, "\xdf\x00\x00\x00\x02\xc0\xc0\xc0\xc0"},
+    };
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        size_t n = 3 + good[i].n;
+        char *m = malloc(n + 1);
+        memcpy(m, "\x81\xa1x", 3);
+        memcpy(m + 3, good[i].bytes, good[i].n);
+        m[n] = '\xc0';
+        for (size_t cut = 0; cut < 3; cut++) {
+            char *exact = malloc(n + 1 - cut);
+            memcpy(exact, m, n + 1 - cut);
+            if (unpack(exact, n + 1 - cut) != (cut == 1 ? 0 : SL_EDATA))
+                fail_msg("type %02x with %zu bytes of %zu", (uint8_t)m[3], n + 1 - cut, n);
+            free(exact);
+        }
+        free(m);
+    }
+}
+
+static void fields_that_are_not_there(void **state) {
+    (void)state;
+    msgpack_unpacked u;
+    const char *s;
+    const void *p;
+    uint32_t n;
+    assert_int_equal(sl_wire_unpack(&u, "\x81\xa1x\x01", 4, &e), 0);
+    assert_null(sl_wire_get(&u.data.via.map.ptr[0].val, "x")); /* not a map */
+    assert_null(sl_wire_get(&u.data, "xx"));
+    assert_null(sl_wire_get(&u.data, ""));
+    assert_int_equal(sl_wire_str(&u.data, "y", &s, &n, &e), SL_EDATA);
+    assert_int_equal(sl_wire_bin(&u.data, "y", &p, &n, &e), SL_EDATA);
+    assert_string_equal(e.msg, "field 'y': found nothing, expected binary");
+    msgpack_unpacked_destroy(&u);
+    assert_int_equal(unpack("\x80", (size_t)SL_WIRE_MAX + 1), SL_EDATA); /* refused before it is looked at */
+    assert_non_null(strstr(e.msg, "at most"));
+}
+
 static size_t nested(uint8_t *p, unsigned depth) { /* {"x": [[[...]]]}: containers in all = depth */
     size_t n = 0;
     p[n++] = 0x81;
@@ -109,6 +170,8 @@ static void limits_depth_and_items(void **state) {
     n = nested(p, SL_WIRE_DEPTH + 1);
     assert_int_equal(unpack(p, n), SL_EDATA);
     assert_non_null(strstr(e.msg, "nested deeper"));
+    p[n - 1] = 0x80; /* an empty map is a container too */
+    assert_int_equal(unpack(p, n), SL_EDATA);
     size_t big = (5u << 20) + 8; /* five million nils: more objects than a message may have */
     uint8_t *m = malloc(big);
     memset(m, 0xc0, big);
@@ -120,6 +183,7 @@ static void limits_depth_and_items(void **state) {
 
 int main(void) {
     const struct CMUnitTest t[] = {cmocka_unit_test(round_trip), cmocka_unit_test(refuses_hostile),
+                                   cmocka_unit_test(every_type), cmocka_unit_test(fields_that_are_not_there),
                                    cmocka_unit_test(limits_depth_and_items)};
     return cmocka_run_group_tests_name("wire", t, NULL, NULL);
 }

@@ -397,7 +397,7 @@ static int write_data(sl_intake *in, sl_err *err) {
     }
     if (in->buf_n && fdatasync(in->dat)) {
         in->buf_written = 0; /* the kernel may have dropped what it could not write: the next try writes all of it */
-        return sl_err_sys(err, sl_file_code(errno), errno, "syncing intake.dat in %s", in->store);
+        return sl_err_sys(err, SL_ETEMP, errno, "syncing intake.dat in %s", in->store);
     }
     in->buf_n = in->buf_written = 0;
     if (in->buf_cap > (16u << 20)) { /* one huge row must not keep its memory */

@@ -1,5 +1,6 @@
 #include "stages/writer/manifest.h"
 #include "ipc/file.h"
+#include "stages/writer/names.h"
 #include "stages/writer/codec.h"
 #include "stages/writer/xxh3.h"
 #include <errno.h>
@@ -98,12 +99,7 @@ int sl_manifest_write(const sl_manifest *m, const char *store, sl_err *err) {
         unlink(tmp);
         return sl_err_sys(err, sl_file_code(e), e, "cannot write %s", path);
     }
-    int dir = open(store, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (dir >= 0) {
-        fsync(dir);
-        close(dir);
-    }
-    return 0;
+    return sl_store_folder_sync(store, err);
 }
 
 static int str_field(json_t *o, const char *key, char *buf, size_t cap) {

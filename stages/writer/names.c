@@ -1,5 +1,6 @@
 #include "stages/writer/xxh3.h"
 #include "stages/writer/names.h"
+#include "ipc/file.h"
 #include "ipc/boot.h"
 #include <ctype.h>
 #include <errno.h>
@@ -7,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 void sl_store_dataset_dir(char *buf, size_t cap, uint32_t dataset, const char *name) {
@@ -35,6 +37,36 @@ void sl_store_row_name(char *buf, size_t cap, uint64_t row, uint32_t part) {
 
 void sl_store_shard_name(char *buf, size_t cap, uint32_t shard, int open) {
     snprintf(buf, cap, "shard-%06u.sls%s", shard, open ? ".open" : "");
+}
+
+int sl_store_folder_sync(const char *path, sl_err *err) {
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC), bad = fd < 0 || fsync(fd), e = errno;
+    if (fd >= 0) close(fd);
+    return bad ? sl_err_sys(err, SL_ETEMP, e, "cannot sync folder %s", path) : 0;
+}
+
+int sl_store_folder_make(const char *path, size_t from, sl_err *err) {
+    char p[SL_PATH_MAX + 256], above[SL_PATH_MAX + 256];
+    int rc = 0, more = 1;
+    if (snprintf(p, sizeof p, "%s", path) >= (int)sizeof p)
+        return sl_err_set(err, SL_ECONFIG, "the path of folder %.100s... is too long", path);
+    for (size_t at = from; more && !rc;) {
+        at += strspn(p + at, "/");
+        at += strcspn(p + at, "/");
+        more = p[at] == '/';
+        p[at] = 0;
+        int made = !mkdir(p, 0755);
+        if (!made && !more && errno != EEXIST)
+            return sl_err_sys(err, sl_file_code(errno), errno, "cannot make folder %s", p);
+        if (made) {
+            strcpy(above, p);
+            char *slash = strrchr(above, '/');
+            if (slash) slash[slash == above] = 0;
+            rc = sl_store_folder_sync(slash ? above : ".", err);
+        }
+        if (more) p[at] = '/';
+    }
+    return rc;
 }
 
 int sl_store_shard_parse(const char *name, uint32_t *shard, int *open) {

@@ -299,8 +299,12 @@ int sl_reader_meta(sl_reader *r, uint64_t i, int32_t *ids, uint8_t *mask, char *
     if (ids) memcpy(ids, m.ids, 4ull * c->T);
     if (mask) memcpy(mask, m.mask, c->T);
     if (id) snprintf(id, 257, "%s", m.id);
+    const char *set = sl_accepted_name(r->in, c->dataset); /* NULL: intake.log is lost */
+    if (set && strcmp(set, m.name))
+        rc = sl_err_set(err, SL_EDATA, "%s: row %" PRIu64 " is of data set '%s', intake.log says '%s'", r->open_name,
+                        c->row, m.name, set);
     sl_row_meta_free(&m);
-    return 0;
+    return rc;
 }
 
 static int file_state(sl_reader *r, uint64_t i, uint32_t k, uint32_t t0, uint32_t rows, uint8_t *dst, sl_err *err) {
@@ -407,6 +411,10 @@ static int frame_before(sl_reader *r, const sl_row_frames *f, uint32_t i, uint64
     return rc;
 }
 
+static bool same_nll(float a, float b) {
+    return a == b || (isnan(a) && isnan(b));
+}
+
 /* What is checked once a row of a shard, whose last state ends at byte `at` of it. */
 static int check_ends(sl_reader *r, const sl_commit_rec *c, const sl_row_frames *f, uint64_t at, sl_err *err) {
     uint64_t end_len = sizeof(sl_end_head) + 8ull * f->n_frames;
@@ -417,9 +425,15 @@ static int check_ends(sl_reader *r, const sl_commit_rec *c, const sl_row_frames 
     if (!rc && f->states_sum != c->states_sum)
         rc = sl_err_set(err, SL_EDATA, "%s: row %" PRIu64 ": END and commit.log have different states_sum",
                         r->open_name, c->row);
-    if (!rc && (f->meta.seq != c->seq || f->meta.row != c->row || memcmp(f->meta.key, c->key.w, sizeof c->key.w)))
-        rc = sl_err_set(err, SL_EDATA, "%s: the row at %" PRIu64 " is row %" PRIu64 ", commit.log says %" PRIu64,
-                        r->open_name, c->off, f->meta.row, c->row);
+    if (!rc && (f->meta.seq != c->seq || f->meta.row != c->row || f->meta.dataset != c->dataset ||
+                memcmp(f->meta.key, c->key.w, sizeof c->key.w)))
+        rc = sl_err_set(err, SL_EDATA,
+                        "%s: the row at %" PRIu64 " is row %" PRIu64 " of %u, commit.log says %" PRIu64 " of %u",
+                        r->open_name, c->off, f->meta.row, f->meta.dataset, c->row, c->dataset);
+    if (!rc && (f->mh.mask_sum != c->mask_sum || !same_nll((float)f->mh.nll, c->nll)))
+        rc = sl_err_set(err, SL_EDATA,
+                        "%s: row %" PRIu64 ": META and commit.log have different mask sums (%u, %u) or NLL",
+                        r->open_name, c->row, f->mh.mask_sum, c->mask_sum);
     return rc;
 }
 

@@ -287,7 +287,7 @@ static int scan_shards(job *j, sl_err *err) {
         free(list[i]);
     }
     free(list);
-    return rc;
+    return rc ? rc : sl_store_folder_sync(path, err); /* the final names come before the log that speaks of them */
 }
 
 /* ---- logs ---- */
@@ -336,9 +336,7 @@ static int swap_in(job *j, const char *name, sl_err *err) {
     unlink(c);
     if (link(a, c) && errno != ENOENT) return sl_err_sys(err, SL_ETEMP, errno, "cannot keep %s", c);
     if (rename(b, a)) return sl_err_sys(err, SL_ETEMP, errno, "cannot rename %s", b);
-    int fd = open(j->store, O_RDONLY | O_DIRECTORY | O_CLOEXEC), bad = fd < 0 || fsync(fd);
-    if (fd >= 0) close(fd);
-    return bad ? sl_err_sys(err, SL_ETEMP, errno, "cannot sync %s", j->store) : 0;
+    return sl_store_folder_sync(j->store, err);
 }
 
 static int by_place(const void *a, const void *b) {
@@ -420,10 +418,8 @@ static int lose_row(job *j, sl_journal *log, FILE *dat, uint64_t seq, uint32_t l
     int rc = append_dat(dat, one, sizeof one, &r.data_off) ? sl_err_set(err, SL_ETEMP, "cannot write intake.dat")
                                                            : sl_journal_append(log, &r, err);
     sl_store_dataset_dir(dir, sizeof dir, lost_set, LOST_NAME);
-    snprintf(path, sizeof path, "%s/quarantine", j->store);
-    mkdir(path, 0755);
     snprintf(path, sizeof path, "%s/quarantine/%s", j->store, dir);
-    if (*dir) mkdir(path, 0755);
+    if (!rc) rc = sl_store_folder_make(path, strlen(j->store), err);
     size_t at = strlen(path);
     snprintf(path + at, sizeof path - at, "/hs_%" PRIu64 ".json", seq);
     int n = snprintf(text, sizeof text,
@@ -433,6 +429,8 @@ static int lose_row(job *j, sl_journal *log, FILE *dat, uint64_t seq, uint32_t l
     if (!rc) rc = write_text(path, text, (size_t)n, err);
     snprintf(path + at, sizeof path - at, "/hs_%" PRIu64 ".safetensors", seq);
     if (!rc) rc = write_text(path, st, sizeof st, err);
+    path[at] = 0;
+    if (!rc) rc = sl_store_folder_sync(path, err);
     j->rep->lost++;
     return rc;
 }

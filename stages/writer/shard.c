@@ -212,6 +212,12 @@ static int check_meta(const sl_src *s, const sl_frame_head *f, const sl_meta_hea
     return 0;
 }
 
+/* A frame of the row that META speaks of. */
+static bool of_row(const sl_frame_head *f, const sl_frame_head *meta) {
+    return f->seq == meta->seq && f->row == meta->row && f->dataset == meta->dataset && f->part == meta->part &&
+           f->T == meta->T && !memcmp(f->key, meta->key, sizeof f->key);
+}
+
 int sl_row_open(sl_row_frames *r, const sl_src *s, const sl_shard_head *h, uint64_t off, uint64_t len, uint32_t T,
                 sl_err *err) {
     memset(r, 0, sizeof *r);
@@ -226,13 +232,16 @@ int sl_row_open(sl_row_frames *r, const sl_src *s, const sl_shard_head *h, uint6
     if (rc) return rc;
     uint64_t n = (uint64_t)h->n_states * ((T - 1) / r->block_rows + 1),
              span = sl_frame_span(sizeof(sl_end_head) + 8 * n);
+    if (r->mh.block_rows != r->block_rows || r->mh.n_frames != n)
+        return sl_err_set(err, SL_EDATA,
+                          "%s: META of row %" PRIu64 " says %u frames of %u tokens, expected %" PRIu64 " of %u",
+                          s->name, r->meta.row, r->mh.n_frames, r->mh.block_rows, n, r->block_rows);
     if (len < span || len > s->len - off)
         return sl_err_set(err, SL_EDATA, "%s: a row of %" PRIu64 " bytes at %" PRIu64 " is not possible", s->name, len,
                           off);
     sl_frame_head f;
     rc = sl_frame_open(s, h, off + len - span, &f, err);
-    if (rc == 1 ||
-        (!rc && (f.kind != SL_FR_END || f.seq != r->meta.seq || f.T != T || memcmp(f.key, r->meta.key, sizeof f.key))))
+    if (rc == 1 || (!rc && (f.kind != SL_FR_END || !of_row(&f, &r->meta))))
         return sl_err_set(err, SL_EDATA, "%s: row %" PRIu64 " has no END at %" PRIu64, s->name, r->meta.row,
                           off + len - span);
     uint8_t *buf = rc ? NULL : malloc(f.enc_len);
@@ -303,8 +312,7 @@ static int open_block(const sl_row_frames *r, const sl_src *s, const sl_shard_he
     if (r->rel[i] >= r->len)
         return sl_err_set(err, SL_EDATA, "%s: row %" PRIu64 ": frame %u lies outside the row", s->name, r->meta.row, i);
     int rc = sl_frame_open(s, h, r->off + r->rel[i], f, err);
-    if (rc == 1 || (!rc && (f->kind != SL_FR_STATE || f->seq != r->meta.seq || f->T != r->meta.T || f->k != k ||
-                            f->t0 != t0 || memcmp(f->key, r->meta.key, sizeof f->key))))
+    if (rc == 1 || (!rc && (f->kind != SL_FR_STATE || f->k != k || f->t0 != t0 || !of_row(f, &r->meta))))
         return sl_err_set(err, SL_EDATA, "%s: row %" PRIu64 ": the frame at %" PRIu64 " is not H[%u] from token %u",
                           s->name, r->meta.row, r->off + r->rel[i], h->states[k].hidx, t0);
     return rc;

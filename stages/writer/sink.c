@@ -110,15 +110,19 @@ static int replay_rec(void *arg, const void *rec, sl_err *err) {
 static int make_folder(const sl_sink *s, const char *sub, sl_err *err) {
     char path[SL_PATH_MAX + 64];
     snprintf(path, sizeof path, "%s%s%s", s->store, sub ? "/" : "", sub ? sub : "");
-    for (char *p = path + 1; !sub && *p; p++) {
-        if (*p != '/') continue;
-        *p = 0;
-        mkdir(path, 0755);
-        *p = '/';
+    return sl_store_folder_make(path, sub ? strlen(s->store) : 0, err);
+}
+
+/* What was killed between making a folder and syncing the name may have left names that are not durable. */
+static int sync_folders(const sl_sink *s, sl_err *err) {
+    static const char *const sub[] = {"", "/hidden_states", "/quarantine"};
+    char path[SL_PATH_MAX + 64];
+    int rc = 0;
+    for (unsigned i = 0; i < 3 && !rc; i++) {
+        snprintf(path, sizeof path, "%s%s", s->store, sub[i]);
+        if (!access(path, F_OK)) rc = sl_store_folder_sync(path, err);
     }
-    if (mkdir(path, 0755) && errno != EEXIST)
-        return sl_err_sys(err, sl_file_code(errno), errno, "cannot make folder %s", path);
-    return 0;
+    return rc;
 }
 
 /* What a crash left half done. */
@@ -143,9 +147,9 @@ static int open_folders(sl_sink *s, sl_err *err) {
     if (rc) return rc;
     s->store_fd = open(s->store, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (s->store_fd < 0) return sl_err_sys(err, sl_file_code(errno), errno, "cannot open folder %s", s->store);
-    fsync(s->store_fd);
     s->had_quarantine = !faccessat(s->store_fd, "quarantine", F_OK, 0);
-    return empty_tmp(s, err);
+    rc = sync_folders(s, err);
+    return rc ? rc : empty_tmp(s, err);
 }
 
 static int open_manifest(sl_sink *s, sl_err *err) {
@@ -236,7 +240,6 @@ static int open_log(sl_sink *s, sl_err *err) {
     if (!sl_journal_count(s->log)) {
         sl_commit_rec h = {.kind = SL_CM_HEADER};
         if ((rc = sl_journal_append(s->log, &h, err)) || (rc = sl_journal_sync(s->log, err))) return rc;
-        fsync(s->store_fd);
     }
     if (s->cfg.manifest.layout == SL_LAYOUT_SHARDS) return sl_shard_recover(s, rp.end, rp.shard, err);
     return 0;

@@ -260,29 +260,11 @@ void sl_files_free(file_job *f) {
 /* The folder of a data set, made and synced once. */
 static int make_dir(sl_sink *s, const char *dir, int which, sl_err *err) {
     char path[SL_PATH_MAX + 200];
-    bool made = false;
     if (!strcmp(s->made_dir[which], dir)) return 0;
     snprintf(path, sizeof path, "%s/%s", s->store, dir);
-    for (char *p = path + strlen(s->store) + 1;; p++) {
-        if (*p && *p != '/') continue;
-        char keep = *p;
-        *p = 0;
-        if (!mkdir(path, 0755))
-            made = true;
-        else if (errno != EEXIST)
-            return sl_err_sys(err, sl_file_code(errno), errno, "cannot make folder %s", path);
-        *p = keep;
-        if (!keep) break;
-    }
-    char *up = strrchr(path, '/');
-    *up = 0;
-    int fd = made ? open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
-    if (fd >= 0) {
-        fsync(fd);
-        close(fd);
-    }
-    snprintf(s->made_dir[which], sizeof s->made_dir[which], "%s", dir);
-    return 0;
+    int rc = sl_store_folder_make(path, strlen(s->store), err);
+    if (!rc) snprintf(s->made_dir[which], sizeof s->made_dir[which], "%s", dir);
+    return rc;
 }
 
 static int push_file(sl_sink *s, file_job *f, unsigned rec, sl_err *err) {

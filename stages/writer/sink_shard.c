@@ -521,9 +521,7 @@ static void shard_path(const sl_sink *s, uint32_t no, int open_, char *buf, size
 static int sync_dir(sl_sink *s, sl_err *err) {
     char path[SL_PATH_MAX + 16];
     snprintf(path, sizeof path, "%s/shards", s->store);
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC), bad = fd < 0 || fsync(fd), e = errno;
-    if (fd >= 0) close(fd);
-    return bad ? sl_err_sys(err, SL_EINTERNAL, e, "cannot sync folder %s", path) : 0;
+    return sl_store_folder_sync(path, err);
 }
 
 /* What the file asks of writes from memory that is not ours to align. */

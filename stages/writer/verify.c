@@ -69,11 +69,14 @@ static void check_record(look *l, const sl_commit_rec *c, int what) {
     }
     sl_key k = sl_row_key(name, c->row, a->part);
     if (a->row != c->row || a->dataset != c->dataset || a->T != c->T || a->mask_sum != c->mask_sum ||
-        memcmp(&k, &c->key, sizeof k))
+        memcmp(&k, &c->key, sizeof k) || memcmp(&k, &a->key, sizeof k))
         fault(l,
               "commit.log: seq %" PRIu64 " is row %" PRIu64
               " of data set %u with %u tokens, intake.log says row %" PRIu64 " of %u with %u tokens",
               c->seq, c->row, c->dataset, c->T, a->row, a->dataset, a->T);
+    if (what == 1 ? c->verdict != SL_V_OK : c->verdict == SL_V_OK || c->verdict >= SL_V_N)
+        fault(l, "commit.log: row %" PRIu64 " of '%s' (seq %" PRIu64 ") is %s with verdict %u", c->row, name, c->seq,
+              what == 1 ? "committed" : "rejected", c->verdict);
     if (l->state[c->seq])
         fault(l, "commit.log: row %" PRIu64 " of '%s' (seq %" PRIu64 ") has two records", c->row, name, c->seq);
     l->state[c->seq] = (uint8_t)what;
@@ -341,7 +344,8 @@ static void check_index(look *l, const sl_src *s, const sl_shard_head *h, const 
         if (i < n_ix && j < n && ix[i].off == p[j].off) {
             const sl_commit_rec *c = p[j].c;
             if (ix[i].seq != c->seq || ix[i].row != c->row || ix[i].dataset != c->dataset || ix[i].T != c->T ||
-                ix[i].len != c->len || ix[i].states_sum != c->states_sum ||
+                ix[i].len != c->len || ix[i].states_sum != c->states_sum || ix[i].raw_bytes != c->raw_bytes ||
+                ix[i].mask_sum != c->mask_sum || memcmp(&ix[i].nll, &c->nll, sizeof c->nll) ||
                 memcmp(ix[i].key, c->key.w, sizeof ix[i].key))
                 fault(l, "%s: the index and commit.log differ about row %" PRIu64, s->name, c->row);
             i++, j++;
@@ -379,6 +383,17 @@ static void check_tail(look *l, const sl_src *s, const sl_shard_head *h, uint64_
              s->name, f.off, f.row);
 }
 
+/* The header names the same states as the manifest: salvage makes one from the other. */
+static void check_set(look *l, const char *path, const sl_shard_head *h) {
+    const sl_capture_set *m = &sl_reader_manifest(l->r)->set;
+    sl_capture_set s;
+    sl_shard_set(h, &s);
+    bool same = s.n == m->n && s.width == m->width && s.elem_size == m->elem_size && s.n_layers == m->n_layers;
+    for (uint32_t k = 0; same && k < s.n; k++)
+        same = s.v[k].hidx == m->v[k].hidx && h->states[k].final_norm == m->v[k].final_norm;
+    if (!same) fault(l, "%s: the header names other states than the manifest", path);
+}
+
 static void check_shard(look *l, const char *file, uint32_t no, int open_, const place *p, uint64_t n) {
     char path[SL_PATH_MAX + 400];
     struct stat st;
@@ -402,6 +417,7 @@ static void check_shard(look *l, const char *file, uint32_t no, int open_, const
     }
     if (h->shard != no || strcmp(h->model, sl_reader_manifest(l->r)->set.model))
         fault(l, "%s: the header says shard %u of model %s", path, h->shard, h->model);
+    check_set(l, path, h);
     uint64_t at = sizeof *h;
     for (uint64_t i = 0; i < n; i++) {
         check_gap(l, &s, h, at, p[i].off);
