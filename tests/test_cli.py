@@ -30,6 +30,8 @@ expect("the commands of this part are there", {"extract", "push", "monitor", "st
 for c in commands:
     rc, out, err = run(sluice, c, "--help")
     expect(f"{c} --help", rc == 0 and not err and len(out) > 200, out + err)
+    expect(f"{c} --help: its last line ends, examples are set in",
+           out.endswith("\n") and all(l.startswith("    ") for l in out.partition("\nEXAMPLES\n")[2].splitlines()), out[-300:])
     rc, out2, err = run(sluice, "help", c)
     expect(f"help {c}", rc == 0 and out2 == out, out2)
     rc, out, err = run(sluice, c, "--no-such-option-exists")
