@@ -32,6 +32,7 @@
 
 typedef struct sl_status_totals {
     uint64_t accepted, accepted_tokens, refused;
+    uint64_t truncated; /* of the accepted ones: longer than max_length, and cut */
     uint64_t committed, committed_tokens, rejected, raw, stored;
     double nll_sum;
     uint64_t nll_rows;

@@ -30,7 +30,7 @@ typedef struct sl_feed_cfg {
 } sl_feed_cfg;
 
 typedef struct sl_feed_stats { /* counters since start, for the metrics page */
-    uint64_t rows_in, parts_ok, parts_refused, tokens, messages, known, conflicts, errors, warned, reasons[SL_R_N];
+    uint64_t rows_in, parts_ok, parts_refused, tokens, messages, known, conflicts, errors, warned, cut, reasons[SL_R_N];
     bool paused;          /* the disk is full */
     uint64_t queue;       /* rows being prepared or not yet durable */
     uint64_t last_row_ns; /* sl_now_ns of the last row that came */
