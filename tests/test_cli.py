@@ -57,6 +57,8 @@ with tempfile.TemporaryDirectory() as d:
     for c in ("status", "drain", "monitor"):
         rc, out, err = run(sluice, c, "--at", d, env=nowhere)
         expect(f"{c} without a service", rc == 75 and "no sluiced is running" in err, f"{rc} {err}")
+    rc, out, err = run(sluice, "push", "--to", f"ipc://{d}/feed.sock", "--patience", "7s", __file__)
+    expect("push to a service that is not there", rc == 75 and "WARNING: no answer from ipc://" in err and "--patience" in err, f"{rc} {err}")
     rc, out, err = run(sluice, "extract", "-m", d + "/none", "-i", __file__, "-o", d + "/out")
     expect("extract without a model", rc == 78 and d + "/none" in err, f"{rc} {err}")
     rc, out, err = run(sluice, "check", "--json", "--store", d)

@@ -329,7 +329,9 @@ void sl_cli_progress_draw(sl_cli_progress *p, uint64_t done, uint64_t total, con
     uint64_t now = now_ns();
     if (now - p->last_ns < (p->tty ? 200000000ull : 60000000000ull)) return;
     double dt = (double)(now - p->last_ns) * 1e-9, inst = done > p->last_done ? (double)(done - p->last_done) / dt : 0;
-    double keep = p->drawn ? exp(-dt / 10) : 0; /* a 10 s memory keeps the ETA calm */
+    /* A memory of 10 s keeps the ETA calm; of 5 minutes where lines are a minute apart, as long rows may take longer.
+     */
+    double keep = p->drawn ? exp(-dt / (p->tty ? 10 : 300)) : 0;
     p->rate = p->rate * keep + inst * (1 - keep);
     p->last_ns = now, p->last_done = done, p->drawn = true;
     char a[32], b[32], eta[32];

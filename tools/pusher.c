@@ -180,6 +180,15 @@ bool sl_pusher_refused(const sl_pusher *p) {
     return false;
 }
 
+uint64_t sl_pusher_silent_ms(const sl_pusher *p) {
+    uint64_t least = p->n ? UINT64_MAX : 0;
+    for (int i = 0; i < p->n; i++) {
+        uint64_t ms = sl_feed_client_silent_ms(p->v[i].c);
+        if (ms < least) least = ms;
+    }
+    return least;
+}
+
 const char *sl_pusher_fault(const sl_pusher *p) {
     return p->fault[0] ? p->fault : NULL;
 }
