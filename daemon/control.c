@@ -1,7 +1,6 @@
 #include "daemon/control.h"
 #include "ipc/wire.h"
 #include <errno.h>
-#include <grp.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -9,12 +8,12 @@
 
 static int bind_one(void *sock, const char *addr, const sl_config *cfg, sl_err *err) {
     const char *path = strncmp(addr, "ipc://", 6) ? NULL : addr + 6;
-    struct group *g = path && cfg->socket_group[0] ? getgrnam(cfg->socket_group) : NULL;
+    uint32_t gid1 = path ? cfg->boot.socket_gid1 : 0;
     mode_t old = umask(0177); /* the socket must not exist for a moment with a wider mode */
     int rc = zmq_bind(sock, addr), e = zmq_errno();
     umask(old);
     if (rc) return sl_err_set(err, SL_ETEMP, "binding %s: %s", addr, zmq_strerror(e));
-    if (g && (chown(path, (uid_t)-1, g->gr_gid) || chmod(path, 0660)))
+    if (gid1 && (chown(path, (uid_t)-1, gid1 - 1) || chmod(path, 0660)))
         return sl_err_sys(err, SL_ECONFIG, errno, "giving %s to group %s", path, cfg->socket_group);
     return SL_OK;
 }

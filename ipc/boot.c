@@ -45,6 +45,7 @@ uint64_t sl_boot_layout_hash(void) {
                           F(sl_boot, nll_every),
                           F(sl_boot, norm_eps_lora),
                           F(sl_boot, feed_addr),
+                          F(sl_boot, socket_gid1),
                           F(sl_boot, overlong),
                           F(sl_boot, reasoning),
                           F(sl_boot, tokenizer),

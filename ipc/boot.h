@@ -77,7 +77,8 @@ typedef struct sl_boot {
     char feed_addr[256];         /* ZeroMQ endpoint, ipc://... */
     char curve_dir[SL_PATH_MAX]; /* CURVE keys for tcp://, or "" */
     uint32_t feeder_threads, batch_wait_ms, credit_rows;
-    uint32_t overlong; /* 0 truncate, 1 skip (reject TOO_LONG), 2 split */
+    uint32_t socket_gid1; /* 1 + the group that may use the sockets; 0: only this user */
+    uint32_t overlong;    /* 0 truncate, 1 skip (reject TOO_LONG), 2 split */
     uint32_t min_supervised;
     uint32_t train_on;               /* 0 all-assistant, 1 last-assistant, 2 all */
     uint32_t per_turn;               /* 0 one row a conversation, 1 one row an assistant turn */

@@ -732,8 +732,10 @@ static int bind_socket(sl_feed *f, sl_err *err) {
     if (rc) return sl_err_set(err, SL_ETEMP, "binding the feed socket to %s: %s", a, zmq_strerror(e));
     if (ipc) {
         snprintf(f->sock_path, sizeof f->sock_path, "%s", a + 6);
-        if (f->sock_path[0] != '@' && chmod(f->sock_path, 0600))
-            return sl_err_sys(err, SL_ECONFIG, errno, "setting mode 0600 on the feed socket %s", f->sock_path);
+        uint32_t gid1 = f->cfg.socket_gid1;
+        if (f->sock_path[0] != '@' &&
+            ((gid1 && chown(f->sock_path, (uid_t)-1, gid1 - 1)) || chmod(f->sock_path, gid1 ? 0660 : 0600)))
+            return sl_err_sys(err, SL_ECONFIG, errno, "giving the feed socket %s its group and mode", f->sock_path);
     }
     return SL_OK;
 }

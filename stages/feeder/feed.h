@@ -24,6 +24,7 @@ typedef struct sl_feed_cfg {
     uint32_t credit;                      /* rows a client, >= 1 */
     uint32_t threads;
     uint32_t max_length, vocab;
+    uint32_t socket_gid1; /* ipc://: 1 + the group that may use the socket; 0: only this user */
     uint64_t run_id;
     sl_prep_cfg prep;
     sl_intake *intake; /* borrowed */

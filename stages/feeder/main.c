@@ -68,6 +68,7 @@ static int open_all(feeder *f, sl_err *err) {
                       .threads = b->feeder_threads,
                       .max_length = b->max_length,
                       .vocab = b->vocab,
+                      .socket_gid1 = b->socket_gid1,
                       .run_id = b->run_id,
                       .intake = f->in,
                       .prep = {.tok = f->tok,
