@@ -2,7 +2,7 @@
  * Version 1. Limits: a message is at most SL_WIRE_MAX bytes, nesting at most 32 deep; anything else is answered with an
  * error that names the field. This header is the protocol manual; tools/sluice_client.py is a client written from it.
  *
- * Feed (feeder ROUTER, client DEALER; ipc:// with mode 0600 by default, tcp:// only with CURVE keys):
+ * Feed (feeder ROUTER, client DEALER; ipc:// with mode 0600, 0660 with a socket_group; tcp:// only with CURVE keys):
  *  client -> feeder
  *   {t:"hello", v:1, dataset:str, client:str}
  *        answered by {t:"welcome", v:1, credit:u32, run:u64, max_length:u32, vocab:u32, store:str}

@@ -494,6 +494,7 @@ int main(void) {
                                        cmocka_unit_test_setup_teardown(credit, setup, teardown),
                                        cmocka_unit_test_setup_teardown(flush_and_done, setup, teardown),
                                        cmocka_unit_test_setup_teardown(full_disk, setup, teardown),
+                                       cmocka_unit_test_setup_teardown(socket_of_a_group, setup, teardown),
                                        cmocka_unit_test_setup_teardown(tcp_needs_keys, setup, teardown)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

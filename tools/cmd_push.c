@@ -3,8 +3,10 @@
 #include "tools/commands.h"
 #include "tools/daemon_client.h"
 #include "tools/pusher.h"
+#include <errno.h>
 #include <signal.h>
 #include <string.h>
+#include <unistd.h>
 
 static struct {
     const char *to, *at, *dataset, *wait, *curve, *shard;
@@ -159,6 +161,10 @@ int sl_cmd_push(int argc, char **argv) {
         po.addr = rec.feed;
     }
     sl_pusher *p = NULL;
+    if (!rc && !strncmp(po.addr, "ipc://", 6) && access(po.addr + 6, W_OK) && errno == EACCES)
+        rc = sl_err_set(&err, SL_ECONFIG,
+                        "%s: user %u may not use this socket: be the service's user or in its [daemon] socket_group",
+                        po.addr, (unsigned)geteuid());
     if (!rc) rc = sl_pusher_open(&p, &po, &err);
     if (rc) {
         sl_input_list_free(&inputs);
