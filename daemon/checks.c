@@ -132,13 +132,13 @@ static void check_direct(const sl_config *c, sl_check *k) {
 static void check_sockets(const sl_config *c, sl_check *k) {
     sl_config copy = *c;
     sl_err e = {0};
-    if (sl_preflight_sockets(&copy, &e)) {
-        say(k, SL_CHECK_FAIL, "give a short [daemon] run_dir that this user may write", "%s", e.msg);
+    if (c->socket_group[0] && !getgrnam(c->socket_group)) {
+        say(k, SL_CHECK_FAIL, "groupadd it, or correct [daemon] socket_group", "there is no group '%s'",
+            c->socket_group);
         return;
     }
-    if (c->boot.socket_group[0] && !getgrnam(c->boot.socket_group)) {
-        say(k, SL_CHECK_FAIL, "groupadd it, or correct [daemon] socket_group", "there is no group '%s'",
-            c->boot.socket_group);
+    if (sl_preflight_sockets(&copy, &e)) {
+        say(k, SL_CHECK_FAIL, "give a short [daemon] run_dir that this user may write", "%s", e.msg);
         return;
     }
     say(k, SL_CHECK_OK, "", "sockets go to %s", copy.run_dir);
@@ -223,8 +223,13 @@ static int run_dir(sl_config *c, sl_err *err) {
         else
             snprintf(c->run_dir, sizeof c->run_dir, "/tmp/sluice-%u", (unsigned)getuid());
     }
-    if (mkdir(c->run_dir, 0700) && errno != EEXIST)
+    bool made = !mkdir(c->run_dir, 0700);
+    if (!made && errno != EEXIST)
         return sl_err_sys(err, SL_ECONFIG, errno, "[daemon] run_dir = %s cannot be made", c->run_dir);
+    uint32_t gid1 = c->boot.socket_gid1; /* (a folder that was there keeps its mode) */
+    if (made && gid1 && (chown(c->run_dir, (uid_t)-1, gid1 - 1) || chmod(c->run_dir, 0750)))
+        return sl_err_sys(err, SL_ECONFIG, errno, "giving [daemon] run_dir = %s to group %s", c->run_dir,
+                          c->socket_group);
     if (lstat(c->run_dir, &st) || !S_ISDIR(st.st_mode))
         return sl_err_set(err, SL_ECONFIG, "[daemon] run_dir = %s is no folder", c->run_dir);
     if (st.st_uid != geteuid() || (st.st_mode & 0002))
@@ -248,6 +253,13 @@ static int one_socket(const sl_config *c, char *addr, size_t cap, const char *na
 
 int sl_preflight_sockets(sl_config *c, sl_err *err) {
     sl_boot *b = &c->boot;
+    struct group *g = c->socket_group[0] ? getgrnam(c->socket_group) : NULL;
+    if (c->socket_group[0] && !g)
+        return sl_err_set(err, SL_ECONFIG,
+                          "[daemon] socket_group = %s: there is no such group; groupadd it, or correct "
+                          "the name",
+                          c->socket_group);
+    b->socket_gid1 = g ? (uint32_t)g->gr_gid + 1 : 0;
     int rc = run_dir(c, err);
     if (!rc) rc = one_socket(c, b->feed_addr, sizeof b->feed_addr, "feed", err);
     if (!rc) rc = one_socket(c, b->sock_progress, sizeof b->sock_progress, "progress", err);

@@ -66,7 +66,7 @@ static const sl_config_key keys[] = {
     {"daemon", "run_dir", SL_KEY_STR, 0, 0, "folder", "", "Sockets and the pid record; empty: $RUNTIME_DIRECTORY, $XDG_RUNTIME_DIR/sluice or /tmp/sluice-UID.", C(run_dir)},
     {"daemon", "progress_address", SL_KEY_STR, 0, 0, "ipc:// endpoint", "", "Status is published here; empty: ipc://RUN_DIR/progress.sock.", B(sock_progress)},
     {"daemon", "control_address", SL_KEY_STR, 0, 0, "ipc:// endpoint", "", "Commands come in here; empty: ipc://RUN_DIR/control.sock.", B(sock_control)},
-    {"daemon", "socket_group", SL_KEY_STR, 0, 0, "group", "", "Members of this group may use the sockets; empty: only this user.", B(socket_group)},
+    {"daemon", "socket_group", SL_KEY_STR, 0, 0, "group", "", "Members of this group may use the sockets; empty: only this user.", C(socket_group)},
     {"daemon", "stage_dir", SL_KEY_STR, 0, 0, "folder", "", "Where sluice-feeder and the other stages are; empty: where they were built or installed.", C(stage_dir)},
     {"daemon", "log_level", SL_KEY_CHOICE, 0, 0, "debug|info|warn|error", "info", "Least severity that is logged.", B(log_level)},
     {"daemon", "status_interval", SL_KEY_MS, 50, 60e3, "", "250ms", "Status is published this often.", C(status_ms)},

@@ -9,7 +9,7 @@ static int bind_one(void *sock, const char *addr, const sl_config *cfg, sl_err *
     int rc = zmq_bind(sock, addr), e = zmq_errno();
     umask(old);
     if (rc) return sl_err_set(err, SL_ETEMP, "binding %s: %s", addr, zmq_strerror(e));
-    return sl_wire_access(addr, cfg->boot.socket_group, err);
+    return sl_wire_access(addr, cfg->boot.socket_gid1, err);
 }
 
 int sl_control_open(sl_control *c, const sl_config *cfg, sl_err *err) {

@@ -4,7 +4,7 @@
  *
  *   resolve  choices and the memory plan: any failure is final (SL_ECONFIG, exit 78)
  *   checks   one row a property of the machine (limits, kernel, file system, sockets): a state, a sentence that says
- * what was found, and a remedy. FAIL stops sluiced; WARN is logged and the run goes on slower. */
+ *            what was found, and a remedy. FAIL stops sluiced; WARN is logged and the run goes on slower. */
 #ifndef SL_DAEMON_PREFLIGHT_H
 #define SL_DAEMON_PREFLIGHT_H
 #include "daemon/topology.h"

@@ -13,7 +13,10 @@ static int on_intake(void *arg, const void *rec, sl_err *err) {
     (void)err;
     sl_status_totals *t = arg;
     const sl_intake_rec *r = rec;
-    if (r->kind == SL_IN_ROW) t->accepted++, t->accepted_tokens += r->T;
+    if (r->kind == SL_IN_ROW) {
+        t->accepted++, t->accepted_tokens += r->T;
+        t->truncated += r->flags & 1; /* ipc/journal.h */
+    }
     if (r->kind == SL_IN_REJECT) {
         t->refused++;
         if (r->reason < SL_R_N) t->reasons[r->reason]++;
@@ -181,12 +184,13 @@ static void pack_rejects(const sl_status_totals *t, msgpack_packer *pk) {
 static void pack_totals(const sl_status *s, msgpack_packer *pk) { /* 8 keys */
     const sl_status_totals *t = &s->now, *f = &s->first;
     uint64_t finished = t->committed + t->rejected;
-    map(pk, "rows", 5);
+    map(pk, "rows", 6);
     sl_wire_ku64(pk, "accepted", t->accepted);
     sl_wire_ku64(pk, "committed", t->committed);
     sl_wire_ku64(pk, "rejected", t->rejected);
     sl_wire_ku64(pk, "refused", t->refused);
     sl_wire_ku64(pk, "queued", t->accepted > finished ? t->accepted - finished : 0);
+    sl_wire_ku64(pk, "truncated", t->truncated);
     map(pk, "life", 4);
     sl_wire_ku64(pk, "committed", t->committed - f->committed);
     sl_wire_ku64(pk, "rejected", t->rejected - f->rejected);

@@ -1,6 +1,6 @@
-/* status: what the daemon knows about itself, as one msgpack map. Built from the metrics pages, the ring cursors and
- * the two logs of the store (the truth about rows); published every status_interval on the progress socket, answered on
- * the control socket, printed by `sluice status --json` and `sluice monitor --json`.
+/* status: what the daemon knows about itself, as one msgpack map. Built from the metrics pages, the ring cursors and the two
+ * logs of the store (the truth about rows); published every status_interval on the progress socket, answered on the
+ * control socket, printed by `sluice status --json` and `sluice monitor --json`.
  *
  *   t        "status"            v         1
  *   time     s since 1970        uptime    s
@@ -9,18 +9,24 @@
  *   model, store, feed           as resolved: paths, socket
  *   layout   {groups, ranks, backend, precision, threads, width, layers, token_bytes}
  *   states   [[H index, final_norm 0|1], ...]
- *   rows     {accepted, committed, rejected, refused, queued}      of the whole store; accepted = committed + rejected
- * + queued; rejected: by gather (verdicts); refused: by the feeder before acceptance life     {committed, rejected,
- * refused, tokens}                 since this sluiced started tokens   {accepted, committed} bytes    {raw, stored,
- * ratio}                                   committed rows: before and after the codec rate     {tokens, rows, raw,
- * stored}                            a second, over the last 5 s eta      s until everything accepted (or expected) is
- * committed; -1 = unknown nll      {mean, rows}                                           nats; mean is nil when rows =
- * 0 rejects  {REASON: n, ...}                                       verdicts and feeder reasons, only those that
- * occurred disk     {free, paused 0|1} stages   [{name, role, group, rank, pid, state, busy, in, out, rows, tokens,
- * batches, raw, written, warnings, restarts, epoch, load, beat_age}, ...]     in flow order. busy/in/out: percent of
- * the last second (computing / waiting for input / waiting for room), sum 100; load: 0..1 of the weights (ranks), else
- * absent rings    [{name, depth, fill, slots}, ...] groups   [{epoch, deaths, suspect 0|1, poison, batch: {published,
- * gathered, released}}, ...] events   [[time, level, who, msg], ...]                         the last 8, oldest first
+ *   rows     {accepted, committed, rejected, refused, queued, truncated}  of the whole store; accepted = committed +
+ *            rejected + queued; rejected: by gather (verdicts); refused: by the feeder before acceptance;
+ *            truncated: of the accepted ones, cut to max_length
+ *   life     {committed, rejected, refused, tokens}                 since this sluiced started
+ *   tokens   {accepted, committed}
+ *   bytes    {raw, stored, ratio}                                   committed rows: before and after the codec
+ *   rate     {tokens, rows, raw, stored}                            a second, over the last 5 s
+ *   eta      s until everything accepted (or expected) is committed; -1 = unknown
+ *   nll      {mean, rows}                                           nats; mean is nil when rows = 0
+ *   rejects  {REASON: n, ...}                                       verdicts and feeder reasons, only those that occurred
+ *   disk     {free, paused 0|1, need}                               bytes; need: estimate for what is still to come
+ *   stages   [{name, role, group, rank, pid, state, busy, in, out, rows, tokens, batches, raw, written, warnings,
+ *              epoch, restarts, beat_age, load}, ...]     in flow order. busy/in/out: percent of the last second
+ *              (computing / waiting for input / waiting for room), sum 100; load: 0..1 of the weights (ranks), else
+ *              absent
+ *   rings    [{name, depth, fill, slots}, ...]
+ *   groups   [{epoch, deaths, suspect 0|1, poison, batch: {published, gathered, released}}, ...]
+ *   events   [[time, level, who, msg], ...]                         the last 8, oldest first
  *
  * Events also go out alone: {t: "event", time, lv, who, msg}. */
 #ifndef SL_DAEMON_STATUS_H
@@ -32,6 +38,7 @@
 
 typedef struct sl_status_totals {
     uint64_t accepted, accepted_tokens, refused;
+    uint64_t truncated; /* of the accepted ones: longer than max_length, and cut */
     uint64_t committed, committed_tokens, rejected, raw, stored;
     double nll_sum;
     uint64_t nll_rows;

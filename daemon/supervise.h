@@ -6,8 +6,8 @@
  *   WAIT ------------------> RUNNING ------------------------> KILLING (SIGKILL to the others of the domain)
  *    ^   back-off is over       |                                 | all are reaped
  *    |                          | all exit 0 while draining       | group: epoch + 1, deaths, suspect, poison
- * (ipc/boot.h) |                          v                                 v |                        DONE budget
- * left? --no--> the daemon fails (SL_ETEMP, exit 75)
+ *    |                          v                                 v        (ipc/boot.h)
+ *    |                        DONE                        budget left? --no--> the daemon fails (SL_ETEMP, exit 75)
  *    +------------------------------------------------------------+ yes
  *
  * Back-off doubles from backoff_min to backoff_max with each death without progress. Progress is the domain's own: the

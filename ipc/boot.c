@@ -45,6 +45,7 @@ uint64_t sl_boot_layout_hash(void) {
                           F(sl_boot, nll_every),
                           F(sl_boot, norm_eps_lora),
                           F(sl_boot, feed_addr),
+                          F(sl_boot, socket_gid1),
                           F(sl_boot, overlong),
                           F(sl_boot, reasoning),
                           F(sl_boot, tokenizer),
@@ -54,7 +55,6 @@ uint64_t sl_boot_layout_hash(void) {
                           F(sl_boot, direct_io),
                           F(sl_boot, model_fingerprint),
                           F(sl_boot, sock_control),
-                          F(sl_boot, socket_group),
                           F(sl_boot, log_level),
                           F(sl_boot, fault_batch),
                           F(sl_boot, crash_points),
@@ -208,7 +208,6 @@ static int check_strings(const sl_boot *b, sl_err *err) {
         {"template_hash", b->template_hash, sizeof b->template_hash},
         {"sock_progress", b->sock_progress, sizeof b->sock_progress},
         {"sock_control", b->sock_control, sizeof b->sock_control},
-        {"socket_group", b->socket_group, sizeof b->socket_group},
         {"crash_points", b->crash_points, sizeof b->crash_points},
     };
     for (size_t i = 0; i < sizeof t / sizeof *t; i++)

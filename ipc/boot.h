@@ -77,7 +77,8 @@ typedef struct sl_boot {
     char feed_addr[256];         /* ZeroMQ endpoint, ipc://... */
     char curve_dir[SL_PATH_MAX]; /* CURVE keys for tcp://, or "" */
     uint32_t feeder_threads, batch_wait_ms, credit_rows;
-    uint32_t overlong; /* 0 truncate, 1 skip (reject TOO_LONG), 2 split */
+    uint32_t socket_gid1; /* 1 + the group that may use the sockets; 0: only this user */
+    uint32_t overlong;    /* 0 truncate, 1 skip (reject TOO_LONG), 2 split */
     uint32_t min_supervised;
     uint32_t train_on;               /* 0 all-assistant, 1 last-assistant, 2 all */
     uint32_t per_turn;               /* 0 one row a conversation, 1 one row an assistant turn */
@@ -96,7 +97,6 @@ typedef struct sl_boot {
     char tokenizer_hash[80], template_hash[80];
 
     char sock_progress[256], sock_control[256];
-    char socket_group[64]; /* who may use the sockets beside this user, "" nobody */
     uint32_t log_level;
     uint32_t fault; /* test only: sl_fault of ipc/faults.h, injected by rank `fault_rank` at batch `fault_batch` */
     uint32_t fault_rank, fault_batch;

@@ -7,9 +7,10 @@
  *
  *   none           nothing
  *   flatten        every chunk descriptor says rows/2 (rounded up) vectors of width 2*H, as if the states of two
- * samples lay side by side; payload and fingerprint as they are. SHAPE, all rows of the batch lost-dim       every
- * chunk descriptor says width 1, as if the hidden dimension had been lost. SHAPE, all rows missing-shard  its chunks
- * are published without payload (flag clear, fingerprint right). MISSING_SHARD, rows that overlap its chunks
+ *                  samples lay side by side; payload and fingerprint as they are. SHAPE, all rows of the batch
+ *   lost-dim       every chunk descriptor says width 1, as if the hidden dimension had been lost. SHAPE, all rows
+ *   missing-shard  its chunks are published without payload (flag clear, fingerprint right). MISSING_SHARD, rows that
+ *                  overlap its chunks
  *   wrong-place    the payload of each of its chunks is the content of the next chunk of the same capture when that has
  *                  as many rows, else of the same chunk of the next capture, (k+1) mod K; fingerprint of the right
  *                  states; nothing happens when there is no other. ORDER, rows that overlap its chunks

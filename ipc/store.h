@@ -1,8 +1,8 @@
 /* store: the format manual of what is on disk. From this page another person can write a reader. Little-endian
  * everywhere; XXH3-64 is with seed 0. In the store's folder:
  *
- *   manifest.json: what the states are (model fingerprint, H indices, dtype, width) and counts; replaced atomically.
- * Its own checksum: stages/writer/manifest.h.
+ *   manifest.json: what the states are (model fingerprint, H indices, dtype, width), how rows were made, and counts;
+ * replaced atomically. Its own checksum: stages/writer/manifest.h.
  *
  *   intake.log, intake.dat: rows that were accepted (ipc/journal.h); data_sum of a record is the XXH3-64 of its bytes
  * in intake.dat, and the up to 7 bytes between two of them are zeros.

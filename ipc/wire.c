@@ -1,6 +1,5 @@
 #include "ipc/wire.h"
 #include <errno.h>
-#include <grp.h>
 #include <inttypes.h>
 #include <stdbool.h>
 #include <string.h>
@@ -9,17 +8,11 @@
 
 #define MAX_ITEMS (4u << 20) /* objects a message: bounds what unpacking may allocate (about 50 bytes each) */
 
-int sl_wire_access(const char *addr, const char *group, sl_err *err) {
+int sl_wire_access(const char *addr, uint32_t gid1, sl_err *err) {
     if (strncmp(addr, "ipc://", 6) != 0 || addr[6] == '@') return 0;
     const char *path = addr + 6;
-    if (!*group) {
-        if (chmod(path, 0600)) return sl_err_sys(err, SL_ECONFIG, errno, "setting mode 0600 on the socket %s", path);
-        return 0;
-    }
-    const struct group *g = getgrnam(group);
-    if (!g) return sl_err_set(err, SL_ECONFIG, "[daemon] socket_group: there is no group '%s'", group);
-    if (chown(path, (uid_t)-1, g->gr_gid) || chmod(path, 0660))
-        return sl_err_sys(err, SL_ECONFIG, errno, "giving the socket %s to group %s", path, group);
+    if ((gid1 && chown(path, (uid_t)-1, gid1 - 1)) || chmod(path, gid1 ? 0660 : 0600))
+        return sl_err_sys(err, SL_ECONFIG, errno, "giving the socket %s its group and mode", path);
     return 0;
 }
 

@@ -2,7 +2,7 @@
  * Version 1. Limits: a message is at most SL_WIRE_MAX bytes, nesting at most 32 deep; anything else is answered with an
  * error that names the field. This header is the protocol manual; tools/sluice_client.py is a client written from it.
  *
- * Feed (feeder ROUTER, client DEALER; ipc:// with mode 0600 by default, tcp:// only with CURVE keys):
+ * Feed (feeder ROUTER, client DEALER; ipc:// with mode 0600, 0660 with a socket_group; tcp:// only with CURVE keys):
  *  client -> feeder
  *   {t:"hello", v:1, dataset:str, client:str}
  *        answered by {t:"welcome", v:1, credit:u32, run:u64, max_length:u32, vocab:u32, store:str}
@@ -41,10 +41,9 @@
 #define SL_WIRE_MAX     (64u << 20)
 #define SL_WIRE_DEPTH   32
 
-/* Who may use the socket that was bound to `addr`: this user, and the members of `group` unless that is "". Bind under
- * umask 0177, so that it is never open to others. Does nothing where there is no file. SL_ECONFIG: no such group, or
- * not allowed. */
-int sl_wire_access(const char *addr, const char *group, sl_err *err);
+/* Who may use the socket that was bound to `addr`: this user, and group gid1 - 1 unless gid1 is 0. Bind under umask
+ * 0177, so that it is never open to others. Does nothing where there is no file. SL_ECONFIG: not allowed. */
+int sl_wire_access(const char *addr, uint32_t gid1, sl_err *err);
 
 /* Unpack one msgpack object that must fill the buffer exactly and be a map; refuses depth > SL_WIRE_DEPTH and sizes
  * that exceed the buffer. The result points into `zone`/buf; free with msgpack_unpacked_destroy. */

@@ -30,6 +30,8 @@ expect("the commands of this part are there", {"extract", "push", "monitor", "st
 for c in commands:
     rc, out, err = run(sluice, c, "--help")
     expect(f"{c} --help", rc == 0 and not err and len(out) > 200, out + err)
+    expect(f"{c} --help: its last line ends, examples are set in",
+           out.endswith("\n") and all(l.startswith("    ") for l in out.partition("\nEXAMPLES\n")[2].splitlines()), out[-300:])
     rc, out2, err = run(sluice, "help", c)
     expect(f"help {c}", rc == 0 and out2 == out, out2)
     rc, out, err = run(sluice, c, "--no-such-option-exists")
@@ -55,6 +57,8 @@ with tempfile.TemporaryDirectory() as d:
     for c in ("status", "drain", "monitor"):
         rc, out, err = run(sluice, c, "--at", d, env=nowhere)
         expect(f"{c} without a service", rc == 75 and "no sluiced is running" in err, f"{rc} {err}")
+    rc, out, err = run(sluice, "push", "--to", f"ipc://{d}/feed.sock", "--patience", "7s", __file__)
+    expect("push to a service that is not there", rc == 75 and "WARNING: no answer from ipc://" in err and "--patience" in err, f"{rc} {err}")
     rc, out, err = run(sluice, "extract", "-m", d + "/none", "-i", __file__, "-o", d + "/out")
     expect("extract without a model", rc == 78 and d + "/none" in err, f"{rc} {err}")
     rc, out, err = run(sluice, "check", "--json", "--store", d)
@@ -76,17 +80,6 @@ with tempfile.TemporaryDirectory() as d:
     expect("misspelt key", rc == 78 and "bad.ini:2" in err and "'layout' in [store]" in err, f"{rc} {err}")
     rc, out, err = run(sluiced, "--set", "store.layuot=files")
     expect("misspelt --set", rc == 78 and "'layout' in [store]" in err, f"{rc} {err}")
-with tempfile.TemporaryDirectory() as d:  # a push waits for its service, but not without a word
-    with open(d + "/rows.jsonl", "w") as f:
-        f.write('{"input_ids": [1]}\n')
-    p = subprocess.Popen([sluice, "push", "--to", f"ipc://{d}/nobody.sock", d + "/rows.jsonl"], stderr=subprocess.PIPE, text=True)
-    try:
-        p.communicate(timeout=8)
-        err = "it ended"
-    except subprocess.TimeoutExpired:
-        p.send_signal(2)
-        err = p.communicate(timeout=20)[1]
-    expect("push without a service", p.returncode == 75 and f"nobody answers at ipc://{d}/nobody.sock" in err, f"{p.returncode} {err}")
 rc, out, err = run(sluiced)
 expect("sluiced without configuration", rc == 2, err)
 rc, out, err = run(sluiced, "--nonsense")

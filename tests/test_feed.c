@@ -492,6 +492,31 @@ static void full_disk(void **state) {
     zmq_close(s);
 }
 
+static void socket_of_a_group(void **state) {
+    (void)state;
+    struct stat st;
+    char path[160];
+    assert_int_equal(stat(addr + 6, &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0600);
+    stop();
+    sl_intake_cfg ic = {.store = dir, .batch_tokens = 64, .max_batch_rows = 8, .max_length = 16};
+    assert_int_equal(sl_intake_open(&in, &ic, &e), 0);
+    snprintf(path, sizeof path, "ipc://%s/group.sock", dir);
+    sl_feed_cfg fc = {.addr = path,
+                      .curve_dir = "",
+                      .store = dir,
+                      .credit = 5,
+                      .threads = 1,
+                      .intake = in,
+                      .socket_gid1 = (uint32_t)getgid() + 1};
+    if (sl_feed_open(&feed, &fc, &e)) fail_msg("%s", e.msg);
+    assert_int_equal(stat(path + 6, &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0660);
+    assert_int_equal(st.st_gid, getgid());
+    stop();
+    start_at(addr, "");
+}
+
 static void tcp_needs_keys(void **state) {
     (void)state;
     stop();
@@ -585,6 +610,7 @@ int main(void) {
                                        cmocka_unit_test_setup_teardown(all_who_wait_are_told, setup, teardown),
                                        cmocka_unit_test_setup_teardown(full_disk, setup, teardown),
                                        cmocka_unit_test_setup_teardown(clients_come_and_go, setup, teardown),
+                                       cmocka_unit_test_setup_teardown(socket_of_a_group, setup, teardown),
                                        cmocka_unit_test_setup_teardown(tcp_needs_keys, setup, teardown)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

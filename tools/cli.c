@@ -115,6 +115,17 @@ static void wrap(FILE *f, const char *text, int indent, int width) {
     fputc('\n', f);
 }
 
+/* Lines as they are, each set in, the last one ended: whatever a command's text has of that already. */
+static void examples(FILE *f, const char *text) {
+    fputs("\nEXAMPLES\n", f);
+    for (const char *p = text; *p; p += *p == '\n') {
+        while (*p == ' ') p++;
+        int n = (int)strcspn(p, "\n");
+        fprintf(f, "    %.*s\n", n, p);
+        p += n;
+    }
+}
+
 void sl_cli_help(const sl_cli *c, FILE *f) {
     fprintf(f, "NAME\n    %s - %s\n\nSYNOPSIS\n    %s [OPTION...]%s%s\n\nDESCRIPTION\n    ", c->name, c->brief, c->name,
             *c->args ? " " : "", c->args);
@@ -135,7 +146,7 @@ void sl_cli_help(const sl_cli *c, FILE *f) {
     fputs("\nEXIT STATUS\n    0 done; 1 some rows were rejected or something is unhealthy; 2 wrong use; 70 a bug;\n"
           "    75 temporary, try again; 78 the configuration or the model cannot work.\n",
           f);
-    if (c->examples && *c->examples) fprintf(f, "\nEXAMPLES\n%s", c->examples);
+    if (c->examples && *c->examples) examples(f, c->examples);
 }
 
 /* ---- parsing ---- */
@@ -318,7 +329,9 @@ void sl_cli_progress_draw(sl_cli_progress *p, uint64_t done, uint64_t total, con
     uint64_t now = now_ns();
     if (now - p->last_ns < (p->tty ? 200000000ull : 60000000000ull)) return;
     double dt = (double)(now - p->last_ns) * 1e-9, inst = done > p->last_done ? (double)(done - p->last_done) / dt : 0;
-    double keep = p->drawn ? exp(-dt / 10) : 0; /* a 10 s memory keeps the ETA calm */
+    /* A memory of 10 s keeps the ETA calm; of 5 minutes where lines are a minute apart, as long rows may take longer.
+     */
+    double keep = p->drawn ? exp(-dt / (p->tty ? 10 : 300)) : 0;
     p->rate = p->rate * keep + inst * (1 - keep);
     p->last_ns = now, p->last_done = done, p->drawn = true;
     char a[32], b[32], eta[32];

@@ -58,7 +58,7 @@ typedef struct sl_cli {
     const char *args;        /* positional arguments as shown in the synopsis, "" = none */
     const char *brief;       /* one line */
     const char *description; /* paragraphs separated by an empty line */
-    const char *examples;    /* lines as they are, "" = none */
+    const char *examples;    /* lines; the printer sets them in; "" = none */
     const sl_cli_opt *opts;
     int min_args, max_args;
 } sl_cli;

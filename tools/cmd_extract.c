@@ -170,7 +170,7 @@ typedef struct run {
     sl_pusher *push;
     uint64_t shard, shards;
     sl_reasons reasons;
-    bool fault_said;
+    bool fault_said, stage_error; /* stage_error: last_error is a stage's own */
     sl_daemon_feed status;
     msgpack_unpacked last; /* newest status map */
     bool has_status;
@@ -290,7 +290,13 @@ static void show_line(run *r, char *line) {
     char head[64];
     snprintf(head, sizeof head, "%.60s", line);
     bool error = strstr(head, " ERROR") != NULL, warn = strstr(head, " WARN") != NULL;
-    if (error) snprintf(r->last_error, sizeof r->last_error, "%.1000s", line);
+    /* A stage says why it cannot work, then sluiced that the stage ended: the end of the command repeats the cause. */
+    bool cause = !strstr(head, " sluiced[") || !r->stage_error;
+    if (error && cause) {
+        const char *text = strchr(strstr(head, " ERROR") + 1, ' ');
+        snprintf(r->last_error, sizeof r->last_error, "%.1000s", text ? line + (text + 1 - head) : line);
+        r->stage_error = !strstr(head, " sluiced[");
+    }
     if (!error && !warn && !o.verbose) return;
     sl_cli_progress_end(&r->bar);
     fprintf(stderr, "%s\n", line);
@@ -380,7 +386,7 @@ static void say_estimate(run *r) {
     if (r->estimated || !r->has_status || !sl_pusher_answered(r->push)) return;
     const msgpack_object *m = &r->last.data;
     sl_feed_counts n = counts(r);
-    if (!sl_status_dbl(m, "tokens.accepted") && n.accepted + n.durable)
+    if (sl_status_u64(m, "tokens.accepted") < r->before.accepted_tokens + n.tokens)
         return; /* the status is older than the answers */
     r->estimated = true;
     double tokens = sl_status_dbl(m, "tokens.accepted"), done = sl_status_dbl(m, "tokens.committed"),
@@ -512,12 +518,13 @@ static void summary_json(const run *r, const sl_feed_counts *k, double seconds, 
         json_text(stdout, r->reasons.v[i].name);
         printf(":%llu", (unsigned long long)r->reasons.v[i].n);
     }
-    printf("},\"already_there\":%llu,\"store_rows\":%llu,\"tokens\":%llu,\"tokens_now\":%llu,"
+    printf("},\"truncated\":%llu,\"already_there\":%llu,\"store_rows\":%llu,\"tokens\":%llu,\"tokens_now\":%llu,"
            "\"seconds\":%.3f,\"tok_s\":%.1f,\"bytes_raw\":%llu,\"bytes_stored\":%llu,\"ratio\":%.4f,\"nll_mean\":",
-           (unsigned long long)b->committed, (unsigned long long)t->committed, (unsigned long long)t->committed_tokens,
-           (unsigned long long)(t->committed_tokens - b->committed_tokens), seconds,
-           seconds > 0 ? (double)(t->committed_tokens - b->committed_tokens) / seconds : 0, (unsigned long long)t->raw,
-           (unsigned long long)t->stored, t->stored ? (double)t->raw / (double)t->stored : 0);
+           (unsigned long long)t->truncated, (unsigned long long)b->committed, (unsigned long long)t->committed,
+           (unsigned long long)t->committed_tokens, (unsigned long long)(t->committed_tokens - b->committed_tokens),
+           seconds, seconds > 0 ? (double)(t->committed_tokens - b->committed_tokens) / seconds : 0,
+           (unsigned long long)t->raw, (unsigned long long)t->stored,
+           t->stored ? (double)t->raw / (double)t->stored : 0);
     if (t->nll_rows)
         printf("%.6f", t->nll_sum / (double)t->nll_rows);
     else
@@ -538,6 +545,9 @@ static void summary_text(const run *r, const sl_feed_counts *k, double seconds, 
         printf("\nparts     %llu of these rows: %llu written, %llu rejected; %llu rows are written in part",
                (unsigned long long)(k->parts_written + k->parts_rejected), (unsigned long long)k->parts_written,
                (unsigned long long)k->parts_rejected, (unsigned long long)k->partly);
+    if (t->truncated)
+        printf("\ncut       %llu of the store's rows are longer than max_length and were cut to it (--overlong)",
+               (unsigned long long)t->truncated);
     printf("\ntokens    %llu in the store, %.0f of them now in %s: %s tok/s\n", (unsigned long long)t->committed_tokens,
            fresh, sl_cli_span(c1, seconds), sl_cli_count(c2, seconds > 0 ? fresh / seconds : 0));
     printf("size      %s of states, %s stored, ratio %.2f\n", sl_cli_bytes(c1, (double)t->raw),
@@ -564,13 +574,26 @@ static void remove_run_dir(const run *r) {
     rmdir(r->run_dir);
 }
 
+static int make_output(sl_err *err) {
+    struct stat st;
+    if (mkdir(o.output, 0777) && errno != EEXIST) return sl_err_sys(err, SL_EUSAGE, errno, "--output %s", o.output);
+    if (!stat(o.output, &st) && !S_ISDIR(st.st_mode))
+        return sl_err_set(err, SL_EUSAGE, "--output %s is a file; the store is a folder: give another name", o.output);
+    if (!o.plan && access(o.output, W_OK | X_OK))
+        return sl_err_sys(err, SL_ECONFIG, errno,
+                          "--output %s: user %u cannot write there; choose another folder or "
+                          "change its owner",
+                          o.output, (unsigned)geteuid());
+    return SL_OK;
+}
+
 static int setup(run *r, sl_err *err) {
     sl_status_at at = {0};
     int rc = sl_input_list_make(&r->inputs, o.input.v, o.input.n, o.dataset, err);
     if (!rc && o.shard) rc = sl_pusher_shard(o.shard, &r->shard, &r->shards, err);
     if (rc) return rc;
-    if (mkdir(o.output, 0777) && errno != EEXIST) return sl_err_sys(err, SL_EUSAGE, errno, "--output %s", o.output);
-    rc = make_run_dir(r, err);
+    rc = make_output(err);
+    if (!rc) rc = make_run_dir(r, err);
     if (!rc) rc = make_settings(r, err);
     if (!rc) rc = check_settings(r, o.plan, err);
     if (rc || o.plan) return rc;
@@ -614,6 +637,7 @@ static int conclude(run *r, sl_err *err) {
             summary_json(r, &k, seconds, &v, ok);
         else
             summary_text(r, &k, seconds, &v);
+        if (!k.rows && !k.left_out) fputs("WARNING: the input has no rows (only empty lines, or none)\n", stderr);
         if (v.n_faults)
             rc = sl_err_set(err, SL_EDATA, "the store has %llu faults; they are listed above",
                             (unsigned long long)v.n_faults);

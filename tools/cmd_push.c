@@ -3,14 +3,16 @@
 #include "tools/commands.h"
 #include "tools/daemon_client.h"
 #include "tools/pusher.h"
+#include <errno.h>
 #include <signal.h>
 #include <string.h>
+#include <unistd.h>
 
 static struct {
     const char *to, *at, *dataset, *wait, *curve, *shard;
-    uint64_t limit;
+    uint64_t limit, patience;
     bool json;
-} o = {.wait = "durable"};
+} o = {.wait = "durable", .patience = 600000};
 
 static const sl_cli_opt opts[] = {
     {"to", 0, SL_CLI_STR, "ADDRESS",
@@ -28,6 +30,8 @@ static const sl_cli_opt opts[] = {
      "Return when the rows are journaled by the service (accepted), or when their states are on disk (durable, the "
      "default).",
      &o.wait},
+    {"patience", 0, SL_CLI_MS, "TIME", "Give up (status 75) when the service is not heard for this long. Default 10m.",
+     &o.patience, 1000, 9e15},
     {"curve", 0, SL_CLI_STR, "DIR", "CURVE keys for tcp://: server.pub, client.pub, client.secret.", &o.curve},
     {"json", 0, SL_CLI_FLAG, NULL, "Print one JSON object about the push on stdout; rejected rows are in it.", &o.json},
     {0}};
@@ -43,7 +47,8 @@ static const sl_cli cli = {
     "the service: one that cannot be used is rejected by name and the others go on. Row number = line number - 1; "
     "blank "
     "lines keep their number. How rows become tokens (template, masks, max_length) is the service's configuration.\n\n"
-    "If the service restarts, rows that were not answered are sent again; nothing is lost and nothing is taken twice.",
+    "If the service restarts, or is not there yet, rows that were not answered wait and are sent again, with a warning "
+    "when that takes longer than 5 s; nothing is lost and nothing is taken twice.",
     "    sluice push train.jsonl more.jsonl.zst\n    sluice push --shard 1/4 ./chats/\n    generate | sluice push "
     "--dataset made --wait accepted\n",
     opts,
@@ -64,30 +69,34 @@ static void on_signal(int sig) {
     stopped = sig;
 }
 
-/* A push waits for a service that is started again; one that waits for nobody must not look like one that works. */
-static bool say_silence(const sl_pusher *p, const char *addr, bool said, sl_cli_progress *bar) {
-    bool silent = sl_pusher_silent(p) > 5000000000ull;
-    if (silent == said) return said;
-    sl_cli_progress_end(bar);
-    if (silent)
-        fprintf(stderr,
-                "WARNING: nobody answers at %s. Is sluiced running (sluice status)? Waiting for it; Ctrl-C ends\n",
-                addr);
-    else
-        fprintf(stderr, "the service answers: going on\n");
-    return silent;
+/* Nobody is to sit before a command that says nothing and waits. */
+static int heard(sl_pusher *p, const char *addr, bool *warned, sl_err *err) {
+    uint64_t ms = sl_pusher_silent_ms(p);
+    char a[32], b[32];
+    if (ms < 5000) {
+        *warned = false;
+        return SL_OK;
+    }
+    sl_cli_span(a, (double)ms / 1e3), sl_cli_span(b, (double)o.patience / 1e3);
+    if (ms >= o.patience)
+        return sl_err_set(err, SL_ETEMP,
+                          "no answer from %s for %s (--patience): is the service running? 'sluice status' "
+                          "says; push again when it is",
+                          addr, a);
+    if (!*warned) fprintf(stderr, "WARNING: no answer from %s for %s; waiting for up to %s\n", addr, a, b);
+    *warned = true;
+    return SL_OK;
 }
 
 static int push_all(sl_pusher *p, const char *addr, sl_err *err) {
     bool durable = !strcmp(o.wait, "durable");
     sl_cli_progress bar;
-    bool silent = false;
+    bool warned = false;
     int rc = SL_OK;
     sl_cli_progress_start(&bar, "rows");
     while (!stopped && !sl_pusher_done(p)) {
         struct pollfd fds[SL_PUSHER_OPEN + 1];
         if ((rc = sl_pusher_turn(p, err)) < 0) break;
-        silent = say_silence(p, addr, silent, &bar);
         sl_feed_counts k = sl_pusher_counts(p);
         sl_cli_progress_draw(&bar, durable ? k.durable + k.rejected : k.rows - k.waiting - k.sent,
                              sl_pusher_read(p) ? k.rows : 0, NULL);
@@ -98,6 +107,7 @@ static int push_all(sl_pusher *p, const char *addr, sl_err *err) {
             break;
         }
         if (!rc) poll(fds, (nfds_t)sl_pusher_fds(p, fds), 100);
+        if ((rc = heard(p, addr, &warned, err)) < 0) break;
     }
     sl_cli_progress_end(&bar);
     if (rc < 0) return rc;
@@ -151,6 +161,10 @@ int sl_cmd_push(int argc, char **argv) {
         po.addr = rec.feed;
     }
     sl_pusher *p = NULL;
+    if (!rc && !strncmp(po.addr, "ipc://", 6) && access(po.addr + 6, W_OK) && errno == EACCES)
+        rc = sl_err_set(&err, SL_ECONFIG,
+                        "%s: user %u may not use this socket: be the service's user or in its [daemon] socket_group",
+                        po.addr, (unsigned)geteuid());
     if (!rc) rc = sl_pusher_open(&p, &po, &err);
     if (rc) {
         sl_input_list_free(&inputs);

@@ -51,6 +51,8 @@ static void print_status(const msgpack_object *m) {
            (unsigned long long)sl_status_u64(m, "rows.accepted"),
            (unsigned long long)sl_status_u64(m, "rows.committed"), (unsigned long long)sl_status_u64(m, "rows.queued"),
            (unsigned long long)sl_status_u64(m, "rows.rejected"), (unsigned long long)sl_status_u64(m, "rows.refused"));
+    if (sl_status_u64(m, "rows.truncated"))
+        printf("cut       %llu of these rows to max_length\n", (unsigned long long)sl_status_u64(m, "rows.truncated"));
     printf("tokens    %s of %s, %s tok/s\n", sl_cli_count(c, sl_status_dbl(m, "tokens.committed")),
            sl_cli_count(d, sl_status_dbl(m, "tokens.accepted")), sl_cli_count(e, sl_status_dbl(m, "rate.tokens")));
     printf("bytes     %s raw, %s stored, ratio %.2f\n", sl_cli_bytes(c, sl_status_dbl(m, "bytes.raw")),

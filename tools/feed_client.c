@@ -27,10 +27,11 @@ struct sl_feed_client {
     void *ctx, *sock, *mon; /* mon: events of the connection */
     bool welcome, draining, want_flush, flush_sent, flushed;
     uint32_t credit;
-    uint64_t heard_ns, pinged_ns, hello_ns, alive_ns; /* heard_ns starts anew with a connection, alive_ns does not */
-    row *rows;                                        /* index = row number, blank lines included */
-    uint64_t n, cap, next;                            /* next: no NEW row before it */
-    uint64_t scanned, line_at;                        /* file offsets: read so far, start of the open line */
+    uint64_t heard_ns, pinged_ns, hello_ns;
+    uint64_t answer_ns;         /* as heard_ns, but a new connection does not set it anew */
+    row *rows;                  /* index = row number, blank lines included */
+    uint64_t n, cap, next;      /* next: no NEW row before it */
+    uint64_t scanned, line_at;  /* file offsets: read so far, start of the open line */
     uint64_t ahead, final_rows; /* bytes not sent yet; rows before this one have their final answer */
     bool blank, full;           /* the open line is blank so far; the limit is reached */
     sl_feed_counts k;
@@ -152,6 +153,7 @@ static int connect_now(sl_feed_client *c, sl_err *err) {
     if (zmq_connect(c->sock, c->o.addr))
         return sl_err_set(err, SL_EUSAGE, "feed address '%s': %s", c->o.addr, zmq_strerror(zmq_errno()));
     c->heard_ns = c->pinged_ns = sl_now_ns();
+    if (!c->answer_ns) c->answer_ns = c->heard_ns;
     hello(c);
     return SL_OK;
 }
@@ -163,7 +165,6 @@ int sl_feed_client_open(sl_feed_client **out, const sl_feed_opts *o, int fd, sl_
     if (!c) return sl_err_set(err, SL_ETEMP, "out of memory");
     c->o = *o, c->fd = fd, c->blank = true;
     c->ctx = zmq_ctx_new();
-    c->alive_ns = sl_now_ns();
     int rc = c->ctx ? connect_now(c, err) : sl_err_set(err, SL_ETEMP, "ZeroMQ: %s", zmq_strerror(zmq_errno()));
     if (rc)
         sl_feed_client_close(c);
@@ -473,7 +474,7 @@ static int receive(sl_feed_client *c, sl_err *err) {
         zmq_msg_init(&m);
         int n = zmq_msg_recv(&m, c->sock, ZMQ_DONTWAIT), rc = SL_OK;
         if (n >= 0) {
-            c->heard_ns = c->alive_ns = sl_now_ns();
+            c->heard_ns = c->answer_ns = sl_now_ns();
             got = 1;
             rc = on_message(c, zmq_msg_data(&m), zmq_msg_size(&m), err);
         }
@@ -540,12 +541,12 @@ bool sl_feed_client_refused(const sl_feed_client *c) {
     return c->draining;
 }
 
-uint64_t sl_feed_client_silent(const sl_feed_client *c) {
-    return sl_now_ns() - c->alive_ns;
-}
-
 bool sl_feed_client_answered(const sl_feed_client *c) {
     return !c->k.waiting && !c->k.sent && (!c->want_flush || c->flushed);
+}
+
+uint64_t sl_feed_client_silent_ms(const sl_feed_client *c) {
+    return (sl_now_ns() - c->answer_ns) / 1000000;
 }
 
 bool sl_feed_client_durable(const sl_feed_client *c) {

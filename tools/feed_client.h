@@ -80,7 +80,7 @@ const sl_feed_counts *sl_feed_client_counts(const sl_feed_client *c);
 bool sl_feed_client_answered(const sl_feed_client *c); /* no row NEW or SENT, and the flush (if asked for) confirmed */
 bool sl_feed_client_durable(const sl_feed_client *c);  /* every row DURABLE or REJECTED */
 bool sl_feed_client_refused(const sl_feed_client *c);  /* the service is draining: it takes no more rows */
-/* Nanoseconds since the service last said anything (it answers pings every 2 s), through reconnections. */
-uint64_t sl_feed_client_silent(const sl_feed_client *c);
+/* Since the feeder was last heard, or since the start. It answers every 2 s when nothing else is to be said. */
+uint64_t sl_feed_client_silent_ms(const sl_feed_client *c);
 int sl_feed_client_fd(const sl_feed_client *c); /* to poll; then call turn(0) until it returns 0 */
 #endif

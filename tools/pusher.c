@@ -174,19 +174,19 @@ bool sl_pusher_done(const sl_pusher *p) {
     return sl_pusher_read(p) && !p->n;
 }
 
-uint64_t sl_pusher_silent(const sl_pusher *p) {
-    uint64_t most = 0;
-    for (int i = 0; i < p->n; i++) {
-        uint64_t t = sl_feed_client_silent(p->v[i].c);
-        if (t > most) most = t;
-    }
-    return most;
-}
-
 bool sl_pusher_refused(const sl_pusher *p) {
     for (int i = 0; i < p->n; i++)
         if (sl_feed_client_refused(p->v[i].c) && sl_feed_client_counts(p->v[i].c)->waiting) return true;
     return false;
+}
+
+uint64_t sl_pusher_silent_ms(const sl_pusher *p) {
+    uint64_t least = p->n ? UINT64_MAX : 0;
+    for (int i = 0; i < p->n; i++) {
+        uint64_t ms = sl_feed_client_silent_ms(p->v[i].c);
+        if (ms < least) least = ms;
+    }
+    return least;
 }
 
 const char *sl_pusher_fault(const sl_pusher *p) {

@@ -31,11 +31,11 @@ void sl_pusher_close(sl_pusher *p);
 int sl_pusher_turn(sl_pusher *p, sl_err *err);
 /* What to poll between turns, with 100 ms at most; returns how many, at most SL_PUSHER_OPEN + 1. */
 int sl_pusher_fds(sl_pusher *p, struct pollfd *fds);
-bool sl_pusher_read(const sl_pusher *p);       /* every row was found: counts.rows is final */
-bool sl_pusher_answered(const sl_pusher *p);   /* and answered */
-bool sl_pusher_done(const sl_pusher *p);       /* and durable or rejected (accepted: answered) */
-bool sl_pusher_refused(const sl_pusher *p);    /* the service is draining and rows are left */
-uint64_t sl_pusher_silent(const sl_pusher *p); /* nanoseconds since a stream last heard of the service: the worst */
+bool sl_pusher_read(const sl_pusher *p);          /* every row was found: counts.rows is final */
+bool sl_pusher_answered(const sl_pusher *p);      /* and answered */
+bool sl_pusher_done(const sl_pusher *p);          /* and durable or rejected (accepted: answered) */
+bool sl_pusher_refused(const sl_pusher *p);       /* the service is draining and rows are left */
+uint64_t sl_pusher_silent_ms(const sl_pusher *p); /* since the service was last heard; 0 when nothing is open */
 sl_feed_counts sl_pusher_counts(const sl_pusher *p);
 const char *sl_pusher_fault(const sl_pusher *p); /* the first input that could not be read to its end, or NULL */
 

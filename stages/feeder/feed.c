@@ -595,6 +595,23 @@ static void warn_row(sl_feed *f, const sl_job *j) {
            (unsigned long long)j->row + 1, j->out.warn, (unsigned long long)n);
 }
 
+/* Rows that are cut lose supervised tokens: said of the first and of those whose number is a power of two; the exact
+ * number is in the status and in the summary of an extract. */
+static void warn_cut(sl_feed *f, const sl_job *j) {
+    uint64_t n = 0;
+    for (uint32_t i = 0; i < j->out.n; i++) n += !j->out.parts[i].reason && j->out.parts[i].flags & SL_PART_TRUNCATED;
+    if (!n) return;
+    uint64_t before = f->st.cut;
+    f->st.cut += n;
+    if ((before ^ f->st.cut) < before) return; /* the same highest bit: no power of two was passed */
+    sl_log(
+        SL_WARN,
+        "%s line %llu is longer than max_length = %u tokens and was cut to it (overlong = truncate; skip and split do "
+        "otherwise); %llu such rows so far",
+        sl_intake_dataset_name(f->cfg.intake, j->dataset), (unsigned long long)j->row + 1, f->cfg.max_length,
+        (unsigned long long)f->st.cut);
+}
+
 /* What a job came to, kept in the job until the sync: the entry's state before it was added. */
 static int journal(sl_feed *f, sl_job *j, sl_err *err) {
     if (j->kind == SL_JOB_FLUSH) return sl_intake_flush(f->cfg.intake, err) < 0 ? err->code : SL_OK;
@@ -604,6 +621,7 @@ static int journal(sl_feed *f, sl_job *j, sl_err *err) {
         return SL_OK;
     }
     if (j->out.warn[0]) warn_row(f, j);
+    warn_cut(f, j);
     return sl_intake_add(f->cfg.intake, j->dataset, j->row, j->content, &j->out, j->client, err);
 }
 
@@ -807,7 +825,7 @@ static int bind_socket(sl_feed *f, sl_err *err) {
     int e = errno;
     umask(old);
     if (rc) return sl_err_set(err, SL_ETEMP, "binding the feed socket to %s: %s", a, zmq_strerror(e));
-    return sl_wire_access(a, f->cfg.group ? f->cfg.group : "", err);
+    return sl_wire_access(a, f->cfg.socket_gid1, err);
 }
 
 int sl_feed_open(sl_feed **out, const sl_feed_cfg *cfg, sl_err *err) {

@@ -5,7 +5,7 @@
  * arrival, synced in groups (up to SL_FEED_GROUP rows or 5 ms), and only then acknowledged. A client that does not read
  * its answers costs the feeder a few bytes a row and holds up nobody.
  *
- * Addresses: ipc://PATH (the socket file gets mode 0600, or 0660 with `group`), or tcp://... with CURVE only:
+ * Addresses: ipc://PATH (the socket file gets mode 0600, or 0660 with a group), or tcp://... with CURVE only:
  * `curve_dir` holds server.secret (a 40-character Z85 secret key, mode 0600) and clients.pub (one Z85 public key of an
  * admitted client a line; # starts a comment). Without both, tcp:// is refused: the port would be open to everybody.
  *
@@ -21,17 +21,17 @@
 
 typedef struct sl_feed_cfg {
     const char *addr, *curve_dir, *store; /* curve_dir may be "" */
-    const char *group;                    /* who may use an ipc:// socket beside this user; NULL or "": nobody */
     uint32_t credit;                      /* rows a client, >= 1 */
     uint32_t threads;
     uint32_t max_length, vocab;
+    uint32_t socket_gid1; /* ipc://: 1 + the group that may use the socket; 0: only this user */
     uint64_t run_id;
     sl_prep_cfg prep;
     sl_intake *intake; /* borrowed */
 } sl_feed_cfg;
 
 typedef struct sl_feed_stats { /* counters since start, for the metrics page */
-    uint64_t rows_in, parts_ok, parts_refused, tokens, messages, known, conflicts, errors, warned, reasons[SL_R_N];
+    uint64_t rows_in, parts_ok, parts_refused, tokens, messages, known, conflicts, errors, warned, cut, reasons[SL_R_N];
     bool paused;          /* the disk is full */
     uint64_t queue;       /* rows being prepared or not yet durable */
     uint64_t last_row_ns; /* sl_now_ns of the last row that came */

@@ -63,12 +63,12 @@ static int open_all(feeder *f, sl_err *err) {
     if (!rc) rc = sl_publisher_begin(f->pub, f->in, err);
     sl_feed_cfg fc = {.addr = b->feed_addr,
                       .curve_dir = b->curve_dir,
-                      .group = b->socket_group,
                       .store = b->store,
                       .credit = b->credit_rows,
                       .threads = b->feeder_threads,
                       .max_length = b->max_length,
                       .vocab = b->vocab,
+                      .socket_gid1 = b->socket_gid1,
                       .run_id = b->run_id,
                       .intake = f->in,
                       .prep = {.tok = f->tok,

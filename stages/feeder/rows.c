@@ -80,6 +80,11 @@ static sl_reason check_depth(const char *s, size_t n, sl_err *why) {
 static sl_reason parse_tree(json_t **out, const char *s, size_t n, sl_err *why) {
     if (n > SL_ROW_MAX_BYTES)
         return sl_refuse(why, SL_R_TOO_BIG, "the line has %zu bytes, a row may have %u", n, SL_ROW_MAX_BYTES);
+    if (n >= 3 && !memcmp(s, "\xef\xbb\xbf", 3)) s += 3, n -= 3;
+    if (n >= 2 && (!memcmp(s, "\xff\xfe", 2) || !memcmp(s, "\xfe\xff", 2)))
+        return sl_refuse(why, SL_R_ENCODING,
+                         "the line begins as UTF-16 does (0x%02x 0x%02x); rows are UTF-8: convert it",
+                         (unsigned)(unsigned char)s[0], (unsigned)(unsigned char)s[1]);
     size_t bad = sl_utf8_check(s, n);
     if (bad < n)
         return sl_refuse(why, SL_R_ENCODING, "byte %zu (0x%02x) is not valid UTF-8", bad,
@@ -87,7 +92,7 @@ static sl_reason parse_tree(json_t **out, const char *s, size_t n, sl_err *why) 
     sl_reason r = check_depth(s, n, why);
     if (r) return r;
     json_error_t e;
-    *out = json_loadb(s, n, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &e);
+    *out = json_loadb(s, n, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_ANY, &e);
     if (!*out) {
         bool enc = json_error_code(&e) == json_error_invalid_utf8 || !strncmp(e.text, "invalid Unicode", 15);
         return sl_refuse(why, enc ? SL_R_ENCODING : SL_R_JSON, "%s, at byte %d", e.text, e.position);
@@ -138,8 +143,10 @@ static sl_reason parse_ids(sl_row *row, json_t *ids, json_t *mask, uint32_t voca
         bool zero = json_is_false(v) || (json_is_integer(v) && json_integer_value(v) == 0) ||
                     (json_is_real(v) && json_real_value(v) == 0.0);
         if (!one && !zero)
-            return sl_refuse(why, SL_R_FIELDS, "loss_mask[%zu]: expected 0 or 1, found %s", i,
-                             json_is_number(v) ? "another number" : type_name(v));
+            return json_is_number(v)
+                       ? sl_refuse(why, SL_R_FIELDS, "loss_mask[%zu]: expected 0 or 1, found %g", i,
+                                   json_number_value(v))
+                       : sl_refuse(why, SL_R_FIELDS, "loss_mask[%zu]: expected 0 or 1, found %s", i, type_name(v));
         row->mask[i] = one;
     }
     return SL_R_NONE;

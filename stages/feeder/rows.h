@@ -1,11 +1,13 @@
 /* rows: one pushed JSON line becomes one checked row.
  *
  * What a line may hold (the first of these that is there and not null decides; other keys are carried to the template):
- *   input_ids (+ loss_mask)            token ids as they are; loss_mask 0/1 (or booleans) of the same length, absent =
- * all ones messages | conversations           list of {role, content} or {from, value}; see "Messages" below prompt +
- * completion                two strings (loss on the completion only), or two lists of messages text plain text, loss
- * on every token tools (list, or a string holding one) and documents go to the chat template. The row's own id is `id`,
- * else `conversation_id`, else `uuid` (string or integer, cut at 256 bytes); none is fine.
+ *   input_ids (+ loss_mask)    token ids as they are; loss_mask 0/1 (or booleans) of the same length, absent = all ones
+ *   messages | conversations   list of {role, content} or {from, value}; see "Messages" below
+ *   prompt + completion        two strings (loss on the completion only), or two lists of messages
+ *   text                       plain text, loss on every token
+ * tools (list, or a string holding one) and documents go to the chat template. The row's own id is `id`, else
+ * `conversation_id`, else `uuid` (string or integer, cut at 256 bytes); none is fine. A UTF-8 byte order mark before
+ * the line is passed over.
  *
  * Messages. Roles: system, user, assistant, tool, developer; also human = user; gpt, chatgpt, model = assistant;
  * observation, function, ipython = tool. Anything else is ROLE with the name that was found. content is a string, null,
@@ -14,10 +16,13 @@
  * they are.
  *
  * Refusals (sl_reason + a sentence that says what was found, what was expected, where):
- *   TOO_BIG   longer than SL_ROW_MAX_BYTES                JSON      not one JSON object; duplicate keys; integers
- * beyond 64 bits ENCODING  invalid UTF-8, lone surrogate escapes       FIELDS    no known field, or a field of another
- * type ROLE MEDIA EMPTY LENGTHS VOCAB                        as named (VOCAB: position and value) Memory: the parsed
- * tree is at most a small multiple of the line; depth is limited before the parser runs. */
+ *   TOO_BIG    longer than SL_ROW_MAX_BYTES
+ *   JSON       not one JSON object; duplicate keys; integers beyond 64 bits
+ *   ENCODING   invalid UTF-8, lone surrogate escapes
+ *   FIELDS     no known field, or a field of another type
+ *   ROLE MEDIA EMPTY LENGTHS VOCAB   as named (VOCAB: position and value)
+ *
+ * Memory: the parsed tree is at most a small multiple of the line; depth is limited before the parser runs. */
 #ifndef SL_FEEDER_ROWS_H
 #define SL_FEEDER_ROWS_H
 #include "ipc/err.h"

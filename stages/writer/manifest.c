@@ -52,14 +52,14 @@ static json_t *to_json(const sl_manifest *m) {
         json_array_append_new(
             list, json_pack("{s:i,s:b}", "h", (int)m->set.v[k].hidx, "final_norm", (int)m->set.v[k].final_norm));
     sl_capture_text(&m->set, idx, sizeof idx);
-    return json_pack("{s:s,s:i,s:{s:s,s:s,s:i,s:i,s:i},s:{s:s,s:s,s:o,s:s,s:s},s:s,s:s,s:s,s:s,s:o,s:s,s:s}", "format",
-                     "sluice-store", "version", VERSION, "model", "fingerprint", m->set.model, "path", m->model_path,
-                     "n_layers", (int)m->set.n_layers, "width", (int)m->set.width, "vocab", (int)m->vocab, "states",
-                     "dtype", m->set.elem_size == 2 ? "bf16" : "f32", "h_indices", idx, "captures", list, "final",
-                     sl_capture_final(&m->set), "convention", sl_convention, "layout",
-                     layouts[m->layout == SL_LAYOUT_FILES], "codec", sl_codec_name(m->codec), "tokenizer_hash",
-                     m->tokenizer_hash, "template_hash", m->template_hash, "counts", counts(&m->stats), "state",
-                     m->complete ? "complete" : "open", "checksum", "xxh3:0000000000000000");
+    return json_pack(
+        "{s:s,s:i,s:{s:s,s:s,s:i,s:i,s:i},s:{s:s,s:s,s:o,s:s,s:s},s:s,s:s,s:s,s:s,s:s,s:o,s:s,s:s}", "format",
+        "sluice-store", "version", VERSION, "model", "fingerprint", m->set.model, "path", m->model_path, "n_layers",
+        (int)m->set.n_layers, "width", (int)m->set.width, "vocab", (int)m->vocab, "states", "dtype",
+        m->set.elem_size == 2 ? "bf16" : "f32", "h_indices", idx, "captures", list, "final", sl_capture_final(&m->set),
+        "convention", sl_convention, "layout", layouts[m->layout == SL_LAYOUT_FILES], "codec", sl_codec_name(m->codec),
+        "tokenizer_hash", m->tokenizer_hash, "template_hash", m->template_hash, "rows_made", m->rows_made, "counts",
+        counts(&m->stats), "state", m->complete ? "complete" : "open", "checksum", "xxh3:0000000000000000");
 }
 
 /* The 16 digits of the checksum in the text, NULL when there are none. */
@@ -152,6 +152,7 @@ static const char *parse(sl_manifest *m, json_t *j) {
     if (str_field(j, "codec", word, sizeof word) || sl_codec_parse(word, &m->codec)) return "codec";
     if (str_field(j, "tokenizer_hash", m->tokenizer_hash, sizeof m->tokenizer_hash)) return "tokenizer_hash";
     if (str_field(j, "template_hash", m->template_hash, sizeof m->template_hash)) return "template_hash";
+    if (str_field(j, "rows_made", m->rows_made, sizeof m->rows_made)) m->rows_made[0] = 0; /* (older stores) */
     json_t *n = json_object_get(j, "counts");
     if (u64_field(n, "rows", &m->stats.rows) || u64_field(n, "rejected", &m->stats.rejected) ||
         u64_field(n, "tokens", &m->stats.tokens) || u64_field(n, "supervised_tokens", &m->stats.supervised) ||
@@ -186,6 +187,12 @@ int sl_manifest_read(sl_manifest *m, const char *store, sl_err *err) {
     memset(m, 0, sizeof *m);
     snprintf(path, sizeof path, "%s/manifest.json", store);
     char *text = read_text(path, &n), *at = text ? digits(text, n) : NULL, was[16], hex[17];
+    if (!text && errno == ENOENT)
+        return sl_err_set(
+            err, SL_ECONFIG,
+            "%s is not a store: there is no manifest.json in it. Give the folder that was sluice extract's "
+            "--output, or [store] path",
+            store);
     if (!text) return sl_err_sys(err, SL_ECONFIG, errno, "cannot read %s", path);
     if (at) {
         memcpy(was, at, 16);
@@ -227,4 +234,28 @@ int sl_manifest_same(const sl_manifest *old, const sl_manifest *now, sl_err *err
         err, SL_ECONFIG,
         "the store was begun with %s %s and this run has %s: choose another output folder, or the old setting", what, a,
         b);
+}
+
+/* The next "key=value " of the text; template_args is the last one and may hold spaces. */
+static const char *next_setting(const char *p, int *key, const char **value, int *len) {
+    *key = (int)strcspn(p, "=");
+    *value = p + *key + (p[*key] == '=');
+    *len = (int)(strncmp(p, "template_args=", 14) ? strcspn(*value, " ") : strlen(*value));
+    p = *value + *len;
+    return p + (*p == ' ');
+}
+
+bool sl_manifest_rows_differ(const sl_manifest *old, const sl_manifest *now, char *buf, size_t cap) {
+    size_t at = 0;
+    buf[0] = 0;
+    const char *a = old->rows_made, *b = now->rows_made;
+    while (*a && *b) {
+        int ka, kb, na, nb;
+        const char *va, *vb, *key = b;
+        a = next_setting(a, &ka, &va, &na), b = next_setting(b, &kb, &vb, &nb);
+        if ((na == nb && !memcmp(va, vb, (size_t)na)) || at >= cap) continue;
+        int n = snprintf(buf + at, cap - at, "%s%.*s %.*s, now %.*s", at ? "; " : "", kb, key, na, va, nb, vb);
+        at += n > 0 ? (size_t)n : 0;
+    }
+    return at > 0;
 }

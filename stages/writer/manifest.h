@@ -7,6 +7,7 @@
 #define SL_WRITER_MANIFEST_H
 #include "ipc/journal.h"
 #include "stages/writer/safetensors_out.h"
+#include <stdbool.h>
 
 typedef struct sl_store_stats { /* sums over commit.log */
     uint64_t rows, rejected, rejected_tokens, tokens, supervised, raw_bytes, stored_bytes;
@@ -21,6 +22,7 @@ typedef struct sl_manifest {
     uint32_t vocab, layout, codec;
     char model_path[SL_PATH_MAX];
     char tokenizer_hash[80], template_hash[80];
+    char rows_made[2600]; /* settings that decide ids and masks of a row, "key=value ..."; "": an older store */
     sl_store_stats stats;
     int complete; /* the writer ended with nothing pending */
 } sl_manifest;
@@ -32,4 +34,7 @@ int sl_manifest_write(const sl_manifest *m, const char *store, sl_err *err); /* 
 /* A store that was begun with `old` may go on with `now`: model, states, dtype, width and layout are equal. SL_ECONFIG
  * names the setting and both values. */
 int sl_manifest_same(const sl_manifest *old, const sl_manifest *now, sl_err *err);
+/* Settings of rows_made that differ, "train_on all-assistant, now all; ..." in buf; false when none does, or when the
+ * older store does not say. */
+bool sl_manifest_rows_differ(const sl_manifest *old, const sl_manifest *now, char *buf, size_t cap);
 #endif

@@ -163,8 +163,19 @@ static int open_manifest(sl_sink *s, sl_err *err) {
     if (strcmp(old.tokenizer_hash, s->cfg.manifest.tokenizer_hash) ||
         strcmp(old.template_hash, s->cfg.manifest.template_hash))
         sl_sink_note(
-            s, 1, "the tokenizer or chat template is not the one that this store was begun with (%s/%s, now %s/%s)",
+            s, 1,
+            "the tokenizer or chat template is not the one that this store was begun with (%s/%s, now %s/%s): rows "
+            "that "
+            "were accepted stay as they are, new ones are made with these; for all rows alike choose another output "
+            "folder",
             old.tokenizer_hash, old.template_hash, s->cfg.manifest.tokenizer_hash, s->cfg.manifest.template_hash);
+    char differ[600];
+    if (sl_manifest_rows_differ(&old, &s->cfg.manifest, differ, sizeof differ))
+        sl_sink_note(
+            s, 1,
+            "rows are made otherwise than when this store was begun (%s): rows that were accepted stay as they "
+            "are, also when they are pushed again; for all rows alike choose another output folder",
+            differ);
     return 0;
 }
 

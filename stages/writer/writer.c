@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -57,6 +58,13 @@ void sl_writer_manifest(sl_manifest *m, const sl_boot *b) {
     memcpy(m->model_path, b->model, sizeof m->model_path);
     memcpy(m->tokenizer_hash, b->tokenizer_hash, sizeof m->tokenizer_hash);
     memcpy(m->template_hash, b->template_hash, sizeof m->template_hash);
+    static const char *const overlong[] = {"truncate", "skip", "split"}, *const train_on[] = {"all-assistant",
+                                                                                              "last-assistant", "all"};
+    snprintf(m->rows_made, sizeof m->rows_made,
+             "overlong=%s min_supervised=%u train_on=%s rows_from=%s reasoning=%s template_args=%s",
+             b->overlong < 3 ? overlong[b->overlong] : "?", b->min_supervised,
+             b->train_on < 3 ? train_on[b->train_on] : "?", b->per_turn ? "turn" : "conversation",
+             b->reasoning ? "template" : "keep-last", b->template_args);
 }
 
 /* ---- what the sink tells us ---- */

@@ -11,6 +11,16 @@
 Needs numpy, and zstandard for compressed shards. The format is written down in ipc/store.h of the project; this package was written
 from it. StateDataset (torch) and the exporters are in sluice_reader.dataset and sluice_reader.export.
 """
-from .store import Row, Store, StoreError, bf16_to_f32
+import sys
+
+try:
+    from .store import Row, Store, StoreError, bf16_to_f32
+except ImportError as err:
+    if sys.argv[0] != "-m":
+        raise
+    # (run as a program, by `sluice export` for one: a sentence instead of a traceback)
+    print(f"error: {sys.executable} has no package {err.name}: install numpy, and zstandard for compressed shards, or choose "
+          "another Python (sluice export --python PROGRAM)", file=sys.stderr)
+    sys.exit(78)
 
 __all__ = ["Store", "Row", "StoreError", "bf16_to_f32"]
