@@ -93,7 +93,7 @@ static int scan_good(int fd, const char *path, uint32_t magic, uint64_t *at, sl_
         }
     }
     free(block);
-    return rc;
+    return rc > 0 ? 0 : rc;
 }
 
 /* Is there any good record behind record `bad`? Then it is corruption and not a torn tail. */
@@ -248,6 +248,10 @@ int sl_journal_sync(sl_journal *j, sl_err *err) {
     j->durable += j->n;
     j->n = 0;
     return 0;
+}
+
+uint64_t sl_journal_synced(const sl_journal *j) {
+    return j->durable;
 }
 
 uint64_t sl_journal_count(const sl_journal *j) {

@@ -113,13 +113,14 @@ int sl_journal_append(sl_journal *j, void *rec128, sl_err *err);
 /* write + fdatasync. A full disk (ipc/file.h) or a failed sync is SL_ETEMP and nothing is lost: call again, which
  * writes all of it again. */
 int sl_journal_sync(sl_journal *j, sl_err *err);
-uint64_t sl_journal_count(const sl_journal *j); /* records on disk and waiting, headers included */
-void sl_journal_close(sl_journal *j);           /* drops what was not synced (it was never acknowledged) */
+uint64_t sl_journal_count(const sl_journal *j);  /* records on disk and waiting, headers included */
+uint64_t sl_journal_synced(const sl_journal *j); /* of them on disk */
+void sl_journal_close(sl_journal *j);            /* drops what was not synced (it was never acknowledged) */
 /* Magic, length and CRC of one record are right. */
 bool sl_journal_record_ok(const void *rec128, uint32_t magic);
 
 /* Read side: follow a growing log from record number *at; calls `each` per good record, advances *at; stops quietly at
- * a torn or missing tail. SL_EDATA when a bad record is followed by good ones (corruption, not a torn tail). */
+ * a torn or missing tail, and before a record for which `each` returns 1. What is read may not be on disk yet. SL_EDATA when a bad record is followed by good ones (corruption, not a torn tail). */
 int sl_journal_follow(const char *path, uint32_t magic, uint64_t *at, sl_journal_each each, void *arg, sl_err *err);
 #define SL_INTAKE_MAGIC 0x4e494c53u /* "SLIN" */
 #define SL_COMMIT_MAGIC 0x4d434c53u /* "SLCM" */

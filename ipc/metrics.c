@@ -22,12 +22,12 @@ struct sl_metrics {
 };
 
 const char *const sl_metric_names[SL_M_REJECT_BASE] = {
-    "start_ns", "pid",      "heartbeat",     "state",         "busy_ns",    "wait_in_ns", "wait_out_ns",
-    "rows_in",  "rows_out", "rows_rejected", "tokens_in",     "tokens_out", "bytes_raw",  "bytes_out",
-    "batches",  "warnings", "restarts",      "nll_sum_micro", "nll_rows",   "load_done",  "load_total",
-    "epoch",    "queue",    "paused",        "free_bytes",    "commit_ns",  "disk_need",  "row_at",
+    "start_ns",   "pid",           "heartbeat", "state",      "busy_ns",    "wait_in_ns", "wait_out_ns", "rows_in",
+    "rows_out",   "rows_rejected", "tokens_in", "tokens_out", "bytes_raw",  "bytes_out",  "batches",     "warnings",
+    "restarts",   "nll_sum_micro", "nll_rows",  "load_done",  "load_total", "epoch",      "queue",       "paused",
+    "free_bytes", "commit_ns",     "disk_need", "row_at",     "committed",
 };
-_Static_assert(SL_M_ROW_AT == 27 && SL_M_REJECT_BASE == 28, "one name a counter");
+_Static_assert(SL_M_COMMITTED == 28 && SL_M_REJECT_BASE == 29, "one name a counter");
 
 const char *sl_stage_state_name(uint64_t s) {
     static const char *const names[] = {"boot", "loading", "ready", "running", "paused", "draining", "done", "failed"};

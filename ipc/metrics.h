@@ -37,6 +37,7 @@ typedef enum {
     SL_M_COMMIT_NS,   /* writer: time spent in fdatasync */
     SL_M_DISK_NEED,   /* writer: forecast bytes still to come */
     SL_M_ROW_AT,      /* rank: 1 + the row that runs alone, to find a poison row (ipc/boot.h); 0: none */
+    SL_M_COMMITTED,   /* writer: records of commit.log that are on disk, headers too; 0 until it has opened the log */
     SL_M_REJECT_BASE, /* + sl_verdict or the feeder's reason, 32 slots */
     SL_M_N = SL_M_REJECT_BASE + 32
 } sl_metric;

@@ -394,7 +394,7 @@ static void flush_and_done(void **state) {
     }
     sl_journal_sync(j, &e);
     sl_journal_close(j);
-    assert_int_equal(sl_intake_follow(in, sl_feed_done, feed, &e), 0);
+    assert_int_equal(sl_intake_follow(in, UINT64_MAX, sl_feed_done, feed, &e), 0);
     says(s, "\"done\", \"ok\"=>[0, 4], \"rej\"=>[[2, \"TOKENS\"");
     says(t, "\"done\", \"ok\"=>[1, 3, 5], \"rej\"=>[]");
     silent(s);
@@ -424,7 +424,7 @@ static void commit(uint64_t from, uint64_t to) {
     }
     sl_journal_sync(j, &e);
     sl_journal_close(j);
-    assert_int_equal(sl_intake_follow(in, sl_feed_done, feed, &e), 0);
+    assert_int_equal(sl_intake_follow(in, UINT64_MAX, sl_feed_done, feed, &e), 0);
 }
 
 /* The same file pushed by several at a time: each hears of each row, once, whoever came first and whoever hung up. */

@@ -42,6 +42,8 @@ static struct {
     int boot_fd, bell, other_bell;
     sl_ctl_page *ctl;
     sl_metrics *sup; /* read-only */
+    sl_metrics *writer;
+    unsigned writer_page;
     sl_ring *gathered[GROUPS], *released[GROUPS];
     int ring_fd[GROUPS];
     pid_t pid;
@@ -54,7 +56,8 @@ static struct {
     uint64_t seen_ns;
     /* what came out: batch of each row, how often each batch was given out in this life of the rings */
     int64_t batch_of[ROWS];
-    bool committed[ROWS];
+    bool committed[ROWS], told[ROWS]; /* told: that it is on disk */
+    uint64_t synced;
     unsigned given[2 * ROWS];
     unsigned done_flags;
 } w;
@@ -136,6 +139,9 @@ static void set_up(const char *crash_points) {
     keep(b->ctl_fd);
     MUST(sl_ctl_attach(&w.ctl, b->ctl_fd, GROUPS, 1, &err));
     MUST(sl_metrics_attach(&w.sup, b->metrics_fd, -1, &err));
+    for (uint32_t i = 0; i < b->n_procs; i++)
+        if (b->procs[i].role == SL_ROLE_WRITER) w.writer_page = i;
+    MUST(sl_metrics_attach(&w.writer, b->metrics_fd, (int)w.writer_page, &err));
     make_rings();
     make_boot();
     char path[128];
@@ -240,9 +246,11 @@ static void receive(void) {
             mark(&u.data, "acc", w.acked, true);
             mark(&u.data, "known", w.acked, true);
             if (sl_wire_get(&u.data, "rej")->via.array.size) FAIL("a row was refused");
-        } else if (is(t, len, "done"))
+        } else if (is(t, len, "done")) {
             mark(&u.data, "ok", w.durable, false);
-        else if (is(t, len, "flushed"))
+            for (int i = 0; i < ROWS; i++)
+                if (w.durable[i] && !w.told[i]) FAIL("row %d is called durable before its record is synced", i);
+        } else if (is(t, len, "flushed"))
             w.flushed = true;
         else
             FAIL("answer '%.*s'", (int)len, t);
@@ -301,10 +309,19 @@ static void commit(const sl_batch_view *v, bool part) {
         w.committed[r->row] = true;
     }
     MUST(sl_journal_sync(w.commit, &err));
+    w.synced = sl_journal_synced(w.commit);
+}
+
+/* Some time after a commit, as if the sync took so long: the log shows the records all the while. */
+static void say_synced(void) {
+    if (sl_metric_get(w.writer, w.writer_page, SL_M_COMMITTED) == w.synced || rnd(4)) return;
+    memcpy(w.told, w.committed, sizeof w.told);
+    sl_metric_set(w.writer, SL_M_COMMITTED, w.synced);
 }
 
 static bool pipeline_turn(void) {
     bool did = false;
+    say_synced();
     for (int g = 0; g < GROUPS; g++) {
         uint64_t pub = sl_ring_pos(w.gathered[g], SL_BATCH_PUBLISHED),
                  gat = sl_ring_pos(w.gathered[g], SL_BATCH_GATHERED);
@@ -429,6 +446,7 @@ static void tear_down(void) {
         close(w.ring_fd[g]);
     }
     sl_metrics_detach(w.sup);
+    sl_metrics_detach(w.writer);
     munmap(w.ctl, (1 + GROUPS) * sizeof *w.ctl);
     snprintf(cmd, sizeof cmd, "rm -r %s", w.dir);
     if (system(cmd)) FAIL("%s", cmd);

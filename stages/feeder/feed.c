@@ -14,7 +14,7 @@
 #include <xxhash.h>
 #include <zmq.h>
 
-enum { MAX_CLIENTS = 1024, MAX_REPLIES = 64, MAX_IDENTITY = 255, SYNC_MS = 5, RETRY_MS = 500 };
+enum { MAX_CLIENTS = 1024, MAX_REPLIES = 64, MAX_IDENTITY = 255, MAX_MESSAGES = 256, SYNC_MS = 5, RETRY_MS = 500 };
 
 typedef struct refusal {
     uint64_t row;
@@ -549,9 +549,10 @@ void sl_feed_message(sl_feed *f, uint32_t no, const void *msg, size_t n) {
 }
 
 /* Everything that is in the socket, unless too much is being prepared already. */
+/* At most so many messages a turn: a client that never stops must not hold up answers, syncs and the heartbeat. */
 static int receive(sl_feed *f) {
     int did = 0;
-    while (sl_pool_bytes(f->pool) < SL_FEED_MAX_BYTES && !f->fatal_set) {
+    for (int n = 0; n < MAX_MESSAGES && sl_pool_bytes(f->pool) < SL_FEED_MAX_BYTES && !f->fatal_set; n++) {
         zmq_msg_t id, body, spill;
         zmq_msg_init(&id);
         if (zmq_msg_recv(&id, f->sock, ZMQ_DONTWAIT) < 0) {

@@ -34,7 +34,7 @@ struct sl_intake {
 
     sl_pack pack;
     uint32_t max_length; /* of the last HEADER */
-    uint64_t commit_at, committed;
+    uint64_t commit_at, commit_synced, committed;
     sl_intake_done done_cb; /* during follow */
     void *done_arg;
 };
@@ -251,7 +251,7 @@ int sl_intake_open(sl_intake **out, const sl_intake_cfg *cfg, sl_err *err) {
                  : sl_err_set(err, SL_ECONFIG, "batch_tokens and max_batch_rows must be at least 1");
     if (!rc) rc = open_files(in, err);
     if (!rc) rc = write_header(in, err);
-    if (!rc) rc = sl_intake_follow(in, NULL, NULL, err);
+    if (!rc) rc = sl_intake_follow(in, UINT64_MAX, NULL, NULL, err);
     if (rc) {
         sl_intake_close(in);
         return rc;
@@ -447,6 +447,7 @@ uint32_t sl_intake_open_rows(const sl_intake *in) {
 static int on_commit(void *arg, const void *rec, sl_err *err) {
     sl_intake *in = arg;
     const sl_commit_rec *c = rec;
+    if (in->commit_at >= in->commit_synced) return 1;
     if (c->kind != SL_CM_COMMIT && c->kind != SL_CM_REJECT) return SL_OK;
     if (c->seq >= in->next_seq)
         return sl_err_set(err, SL_EDATA,
@@ -462,10 +463,15 @@ static int on_commit(void *arg, const void *rec, sl_err *err) {
     return SL_OK;
 }
 
-int sl_intake_follow(sl_intake *in, sl_intake_done done, void *arg, sl_err *err) {
+uint64_t sl_intake_commits(const sl_intake *in) {
+    return in->commit_at;
+}
+
+int sl_intake_follow(sl_intake *in, uint64_t synced, sl_intake_done done, void *arg, sl_err *err) {
     if (access(in->commit_path, F_OK)) return SL_OK; /* the writer has not made it yet */
     in->done_cb = done;
     in->done_arg = arg;
+    in->commit_synced = synced;
     int rc = sl_journal_follow(in->commit_path, SL_COMMIT_MAGIC, &in->commit_at, on_commit, in, err);
     in->done_cb = NULL;
     return rc < 0 ? rc : SL_OK;

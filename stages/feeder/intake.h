@@ -72,8 +72,9 @@ uint64_t sl_intake_committed(const sl_intake *in); /* of these, in commit.log */
 bool sl_intake_row_done(const sl_intake *in, uint64_t seq);
 uint32_t sl_intake_open_rows(const sl_intake *in); /* rows in the batch that is not closed yet */
 
-/* Read what is new in commit.log; calls `done` for each entry that became complete (all its parts committed or
- * rejected). */
+/* Read what is new in commit.log, up to its first `synced` records (those that are on disk; UINT64_MAX: all that can be
+ * read); calls `done` for each entry that became complete (all its parts committed or rejected). */
 typedef void (*sl_intake_done)(void *arg, sl_entry *e);
-int sl_intake_follow(sl_intake *in, sl_intake_done done, void *arg, sl_err *err);
+uint64_t sl_intake_commits(const sl_intake *in); /* records of commit.log read so far */
+int sl_intake_follow(sl_intake *in, uint64_t synced, sl_intake_done done, void *arg, sl_err *err);
 #endif

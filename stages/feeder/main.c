@@ -50,6 +50,21 @@ static int load_tokenizer(feeder *f, sl_err *err) {
     return SL_OK;
 }
 
+static uint64_t of_writer(const feeder *f, sl_metric id) {
+    for (uint32_t i = 0; i < f->boot->n_procs; i++)
+        if (f->boot->procs[i].role == SL_ROLE_WRITER) return sl_metric_get(f->stage.metrics, i, id);
+    return 0;
+}
+
+/* The last records of commit.log may be those of a writer that died before their sync; the next one syncs them when it
+ * opens the log. Until then no client may hear of them. */
+static void wait_for_writer(feeder *f) {
+    while (of_writer(f, SL_M_COMMITTED) < sl_intake_commits(f->in)) {
+        sl_metric_beat(f->stage.metrics);
+        poll(NULL, 0, 2);
+    }
+}
+
 static int open_all(feeder *f, sl_err *err) {
     const sl_boot *b = f->boot;
     sl_metric_set(f->stage.metrics, SL_M_STATE, SL_ST_LOADING);
@@ -82,6 +97,7 @@ static int open_all(feeder *f, sl_err *err) {
                                .train_on = b->train_on,
                                .per_turn = b->per_turn,
                                .reasoning = b->reasoning}};
+    if (!rc) wait_for_writer(f);
     if (!rc) rc = sl_feed_open(&f->feed, &fc, err);
     if (rc) return rc;
     uint64_t rows = sl_intake_rows(f->in), done = sl_intake_committed(f->in);
@@ -154,14 +170,8 @@ static int follow(feeder *f, sl_err *err) {
     uint64_t now = sl_now_ns();
     if (now - f->follow_ns < FOLLOW_MS * 1000000ull) return 0;
     f->follow_ns = now;
-    return sl_intake_follow(f->in, sl_feed_done, f->feed, err);
-}
-
-static bool writer_done(const feeder *f) {
-    for (uint32_t i = 0; i < f->boot->n_procs; i++)
-        if (f->boot->procs[i].role == SL_ROLE_WRITER)
-            return sl_metric_get(f->stage.metrics, i, SL_M_STATE) == SL_ST_DONE;
-    return false;
+    /* "Done" means on disk: the log shows records before their sync. */
+    return sl_intake_follow(f->in, of_writer(f, SL_M_COMMITTED), sl_feed_done, f->feed, err);
 }
 
 /* One turn; >0 when something was done. */
@@ -200,7 +210,7 @@ static int run(feeder *f, sl_err *err) {
                 sl_log(SL_INFO, "drained: %llu rows published in %llu batches",
                        (unsigned long long)sl_publisher_rows(f->pub), (unsigned long long)sl_publisher_batches(f->pub));
             f->drained = true;
-            if (writer_done(f) || sl_intake_committed(f->in) == sl_intake_rows(f->in)) {
+            if (of_writer(f, SL_M_STATE) == SL_ST_DONE || sl_intake_committed(f->in) == sl_intake_rows(f->in)) {
                 f->follow_ns = 0;
                 int rc = follow(f, err);
                 if (!rc) rc = sl_feed_turn(f->feed, err);

@@ -541,6 +541,9 @@ unsigned sl_sink_groups(const sl_sink *s) {
 const sl_store_stats *sl_sink_stats(const sl_sink *s) {
     return &s->stats;
 }
+uint64_t sl_sink_committed(const sl_sink *s) {
+    return sl_journal_synced(s->log);
+}
 uint64_t sl_sink_sync_ns(const sl_sink *s) {
     return s->sync_ns;
 }

@@ -81,8 +81,9 @@ uint64_t sl_sink_open_bytes(const sl_sink *s); /* raw bytes in the open group */
 unsigned sl_sink_open_rows(const sl_sink *s);  /* rows and tokens of the open group together */
 unsigned sl_sink_groups(const sl_sink *s);     /* closed, not yet committed */
 const sl_store_stats *sl_sink_stats(const sl_sink *s);
-uint64_t sl_sink_sync_ns(const sl_sink *s); /* time spent waiting for data syncs and for commit.log */
-uint64_t sl_sink_free(sl_sink *s);          /* free bytes in the store's file system, looked at when last needed */
+uint64_t sl_sink_committed(const sl_sink *s); /* records of commit.log that are on disk, headers too */
+uint64_t sl_sink_sync_ns(const sl_sink *s);   /* time spent waiting for data syncs and for commit.log */
+uint64_t sl_sink_free(sl_sink *s);            /* free bytes in the store's file system, looked at when last needed */
 /* Commit everything, seal the shard, write the manifest. */
 int sl_sink_finish(sl_sink *s, sl_err *err);
 void sl_sink_close(sl_sink *s); /* after finish, or to give up: what is not committed is not in the store */

@@ -122,6 +122,7 @@ static void on_commit(void *arg, void **tokens, unsigned n) {
         l->release_tail = &b->next;
     }
     const sl_store_stats *s = sl_sink_stats(w->sink);
+    sl_metric_set(w->st->metrics, SL_M_COMMITTED, sl_sink_committed(w->sink));
     sl_metric_set(w->st->metrics, SL_M_COMMIT_NS, sl_sink_sync_ns(w->sink));
     sl_metric_set(w->st->metrics, SL_M_FREE_BYTES, sl_sink_free(w->sink));
     sl_metric_add(w->st->metrics, SL_M_BYTES_OUT, s->stored_bytes - w->stored_seen);
@@ -583,6 +584,7 @@ int sl_writer_open(sl_writer **out, const sl_stage *st, sl_err *err) {
     }
     w->stored_seen = sl_sink_stats(w->sink)->stored_bytes;
     w->reject_seen = sl_sink_stats(w->sink)->rejected;
+    sl_metric_set(st->metrics, SL_M_COMMITTED, sl_sink_committed(w->sink));
     sl_metric_set(st->metrics, SL_M_FREE_BYTES, sl_sink_free(w->sink));
     sl_metric_set(st->metrics, SL_M_STATE, SL_ST_READY);
     *out = w;
