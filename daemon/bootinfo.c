@@ -56,7 +56,11 @@ int sl_run_lock_sockets(const char *run_dir, const char *store, sl_err *err) {
     if (!stat(run_dir, &a) && !stat(store, &b) && a.st_dev == b.st_dev && a.st_ino == b.st_ino) return 0;
     int fd = lock(run_dir, "sluiced", "the folder of sockets", "sluiced",
                   "stop it (sluice drain --at that folder) or give another [daemon] run_dir", err);
-    return fd < 0 ? fd : 0;
+    if (fd < 0) return fd;
+    int dir =
+        open(run_dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC); /* kept: systemd-tmpfiles cleans no folder with a lock */
+    if (dir >= 0 && flock(dir, LOCK_SH | LOCK_NB)) close(dir);
+    return 0;
 }
 
 int sl_run_lock_extract(const char *store, sl_err *err) {

@@ -137,11 +137,12 @@ static void check_sockets(const sl_config *c, sl_check *k) {
             c->socket_group);
         return;
     }
-    if (sl_preflight_sockets(&copy, &e)) {
+    int rc = sl_preflight_sockets(&copy, &e);
+    if (copy.run_dir_made) rmdir(copy.run_dir); /* a check leaves nothing behind */
+    if (rc)
         say(k, SL_CHECK_FAIL, "give a short [daemon] run_dir that this user may write", "%s", e.msg);
-        return;
-    }
-    say(k, SL_CHECK_OK, "", "sockets go to %s", copy.run_dir);
+    else
+        say(k, SL_CHECK_OK, "", "sockets go to %s", copy.run_dir);
 }
 
 static void check_stages(const sl_config *c, sl_check *k) {
@@ -224,6 +225,7 @@ static int run_dir(sl_config *c, sl_err *err) {
             snprintf(c->run_dir, sizeof c->run_dir, "/tmp/sluice-%u", (unsigned)getuid());
     }
     bool made = !mkdir(c->run_dir, 0700);
+    c->run_dir_made = made;
     if (!made && errno != EEXIST)
         return sl_err_sys(err, SL_ECONFIG, errno, "[daemon] run_dir = %s cannot be made", c->run_dir);
     uint32_t gid1 = c->boot.socket_gid1; /* (a folder that was there keeps its mode) */

@@ -32,6 +32,7 @@ typedef struct sl_config {
     uint32_t hugepages;    /* 0 no, 1 when the pool has room */
     uint64_t memory_limit; /* bytes the plan may use, 0 = what is available */
     char run_dir[SL_PATH_MAX];
+    bool run_dir_made; /* by sl_preflight_sockets */
     char socket_group[64];
     char stage_dir[SL_PATH_MAX]; /* where the stage programs are, "" = beside sluiced */
     uint32_t pin_cpus;

@@ -221,8 +221,8 @@ static bool hash_file(char out[80], const char *path) {
         if (got <= 0) break;
         n += (size_t)got;
     }
-    if (buf) hash_bytes(out, buf, n);
-    ok = buf != NULL;
+    ok = buf && n == (size_t)st.st_size; /* never the hash of a part */
+    if (ok) hash_bytes(out, buf, n);
     free(buf);
     close(fd);
     return ok;

@@ -1,6 +1,7 @@
 #include "stages/writer/wio.h"
 #include <errno.h>
 #include <liburing.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -155,7 +156,7 @@ static void submit(sl_wio *w, unsigned i) {
     io_uring_sqe_set_data64(s, i);
     o->st = FLYING;
     w->flying++;
-    while (io_uring_submit(&w->ring) == -EINTR) {}
+    while (io_uring_submit(&w->ring) == -EINTR) {} /* -EAGAIN, no kernel memory: it stays queued for sl_wio_reap */
 }
 
 static void start_write(sl_wio *w, unsigned idx, uint32_t len, uint64_t off, void *tag) {
@@ -221,6 +222,7 @@ void sl_wio_reap(sl_wio *w, bool wait) {
     struct io_uring_cqe *c;
     unsigned handed = 0;
     do {
+        if (w->uring && io_uring_sq_ready(&w->ring)) (void)io_uring_submit(&w->ring); /* refused before: see submit */
         while (w->uring && io_uring_peek_cqe(&w->ring, &c) == 0) complete(w, c);
         for (unsigned i = 0; i < w->n_ops; i++) {
             op *o = &w->ops[i];
@@ -237,6 +239,10 @@ void sl_wio_reap(sl_wio *w, bool wait) {
             w->done(w->arg, o->kind, o->tag, full ? -ENOSPC : o->res);
         }
         if (handed || !wait || !w->flying) return;
+        if (io_uring_sq_ready(&w->ring)) {
+            poll(NULL, 0, 1); /* perhaps nothing is under way: try again, do not wait for a completion */
+            continue;
+        }
         int r = io_uring_wait_cqe(&w->ring, &c);
         if (r < 0 && r != -EINTR) return;
     } while (1);
