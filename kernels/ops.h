@@ -239,6 +239,7 @@ struct sl_ops {
 /* For tests: ways of doing a thing that are otherwise chosen by what is faster. Results differ in last bits at most. */
 typedef struct sl_cuda_force {
     int one_cta; /* grouped products: 1: clusters of one block, without multicast */
+    int plain;   /* dense products: 1: by a plain kernel, never by the library */
     int glu;     /* glu_linear: 1: the fused kernel where it serves, -1: never, 0: by timing */
 } sl_cuda_force;
 

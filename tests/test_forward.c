@@ -191,9 +191,14 @@ static int run_rows(rank_run *r, sl_model *m, sl_coll *coll) {
 }
 
 static int on_gpu; /* "cuda" on the command line: every rank on device 0, sums through the host */
+static int bare;   /* "cuda:bare": without the library and without clusters (sl_cuda_force) */
 static int open_ops(rank_run *r, const setup *s) {
 #ifdef SL_HAVE_CUDA
-    if (on_gpu) return sl_ops_cuda_create(&r->ops, 0, s->act, &r->err);
+    if (on_gpu) {
+        int rc = sl_ops_cuda_create(&r->ops, 0, s->act, &r->err);
+        if (!rc) sl_ops_cuda_force(r->ops, (sl_cuda_force){.one_cta = bare, .plain = bare});
+        return rc;
+    }
 #endif
     return sl_ops_cpu_create(&r->ops, s->threads, s->act, &r->err);
 }
@@ -446,10 +451,11 @@ static void check_widths(const char *dir, const golden *g, const sl_spec *spec, 
 }
 
 int main(int argc, char **argv) {
-    if (argc < 2) return fprintf(stderr, "usage: test_forward GOLDEN/FAMILY [probe|cuda]\n"), 2;
+    if (argc < 2) return fprintf(stderr, "usage: test_forward GOLDEN/FAMILY [probe|cuda|cuda:bare]\n"), 2;
     const char *dir = argv[1], *family = strrchr(dir, '/') ? strrchr(dir, '/') + 1 : dir;
     int probe = argc > 2 && !strcmp(argv[2], "probe");
-    on_gpu = argc > 2 && !strcmp(argv[2], "cuda");
+    bare = argc > 2 && !strcmp(argv[2], "cuda:bare");
+    on_gpu = bare || (argc > 2 && !strcmp(argv[2], "cuda"));
 #ifdef SL_HAVE_CUDA
     if (on_gpu && !sl_ops_cuda_devices()) return printf("SKIP: no CUDA device\n"), 77;
 #else

@@ -1,5 +1,5 @@
 /* One op-versus-reference harness for every backend: test_ops BACKEND [THREADS [OPERATION]], BACKEND cpu[:isa], cuda or
- * cuda:one (grouped products in clusters of one block, which a race checker can follow)
+ * cuda:bare (grouped products in clusters of one block, dense ones by a plain kernel: what a race checker can follow)
  *
  * Each op runs on odd sizes in both activation types; every output is poisoned with NaN before the call and has guard
  * bytes on both sides; results are compared with a plain double-precision formula written here, from the documents, not
@@ -27,7 +27,7 @@ typedef struct {
     sl_ops *ops;
     int bf;
     const char *label; /* backend */
-    int one_cta;       /* sl_cuda_force */
+    int bare;          /* sl_cuda_force */
     int checks, fails;
     uint64_t rng;
     buf bufs[MAX_BUFS];
@@ -1187,7 +1187,8 @@ static void test_glu_linear_one(T_ *t, int64_t T, int64_t I, int64_t k, int64_t 
     void *out = dev_new(t, (uint64_t)(T * I) * esz(t)), *s = dev_new(t, (uint64_t)(T * I) * esz(t));
     void *dx = act_put(t, x, T * xs);
 #ifdef SL_HAVE_CUDA
-    if (!strcmp(t->ops->name, "cuda")) sl_ops_cuda_force(t->ops, (sl_cuda_force){.one_cta = t->one_cta, .glu = way});
+    if (!strcmp(t->ops->name, "cuda"))
+        sl_ops_cuda_force(t->ops, (sl_cuda_force){.one_cta = t->bare, .plain = t->bare, .glu = way});
 #endif
     if (t->ops->glu_linear) {
         OK(t, t->ops->glu_linear(t->ops->ctx, out, s, dx, xs, T, &g, &u, (sl_glu_kind)kind, 7, &t->err));
@@ -1413,10 +1414,10 @@ static int open_backend(T_ *t, const char *name, sl_dtype act, int threads) {
         return sl_ops_cpu_create_isa(&t->ops, threads, act, isa, &t->err);
     }
 #ifdef SL_HAVE_CUDA
-    if (!strcmp(name, "cuda") || !strcmp(name, "cuda:one")) {
+    if (!strcmp(name, "cuda") || !strcmp(name, "cuda:bare")) {
         int rc = sl_ops_cuda_create(&t->ops, 0, act, &t->err);
-        t->one_cta = name[4] == ':';
-        if (!rc) sl_ops_cuda_force(t->ops, (sl_cuda_force){.one_cta = t->one_cta});
+        t->bare = name[4] == ':';
+        if (!rc) sl_ops_cuda_force(t->ops, (sl_cuda_force){.one_cta = t->bare, .plain = t->bare});
         return rc;
     }
 #endif

@@ -315,7 +315,7 @@ static int product(SlCuda *c, void *out, int64_t os, const void *x, int64_t xs, 
                          common_alignment({(uintptr_t)x, (uintptr_t)w->data, (uintptr_t)out, (uintptr_t)xs * elem,
                                            w->row_bytes, (uintptr_t)os * (kind == TO_F32 ? 4 : elem)})};
     const Call p = {x, w->data, out, kind == ONTO ? 1.f : 0.f};
-    if (key.align < 16 || c->gemms->refused.count(key)) return plain_any(c, p, key, T, err);
+    if (c->force.plain || key.align < 16 || c->gemms->refused.count(key)) return plain_any(c, p, key, T, err);
     LtOp op;
     int rc = op_make(&op, key, T, err);
     if (rc) return rc;
