@@ -3,7 +3,7 @@
 #include "stages/compute/rank.h"
 
 int main(int argc, char **argv) {
-    sl_stage st;
+    static sl_stage st; /* the process's own context: a failure ends the process with it */
     sl_err err = {0};
     int rc = sl_stage_open(&st, argc, argv, SL_ROLE_RANK, &err);
     if (rc) return sl_stage_fail(&st, &err);

@@ -3,8 +3,8 @@
 #include <sys/resource.h>
 
 int main(int argc, char **argv) {
-    sl_stage st;
-    sl_writer *w = NULL;
+    static sl_stage st; /* the process's own context: a failure ends the process with it, nothing is lost sight of */
+    static sl_writer *w;
     sl_err err = {0};
     struct rlimit files;
     /* A commit group of layout files holds a descriptor a row. */
