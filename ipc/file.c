@@ -1,6 +1,6 @@
 #include "ipc/file.h"
-#include "ipc/err.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <stdint.h>
 #include <unistd.h>
 
@@ -39,4 +39,10 @@ int sl_file_code(int errnum) {
     default:
         return SL_EINTERNAL;
     }
+}
+
+int sl_file_sync_folder(const char *path, sl_err *err) {
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC), bad = fd < 0 || fsync(fd), e = errno;
+    if (fd >= 0) close(fd);
+    return bad ? sl_err_sys(err, SL_ETEMP, e, "cannot sync folder %s", path) : 0;
 }

@@ -173,11 +173,7 @@ static int sync_folder(const char *path, sl_err *err) {
         *slash = 0;
     else
         strcpy(dir, ".");
-    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return sl_err_sys(err, SL_ETEMP, errno, "%s: open folder", dir);
-    int rc = fsync(fd) < 0 ? sl_err_sys(err, SL_ETEMP, errno, "%s: fsync folder", dir) : 0;
-    close(fd);
-    return rc;
+    return sl_file_sync_folder(dir, err);
 }
 
 static int open_locked(sl_journal *j, sl_err *err) {

@@ -99,7 +99,7 @@ int sl_manifest_write(const sl_manifest *m, const char *store, sl_err *err) {
         unlink(tmp);
         return sl_err_sys(err, sl_file_code(e), e, "cannot write %s", path);
     }
-    return sl_store_folder_sync(store, err);
+    return sl_file_sync_folder(store, err);
 }
 
 static int str_field(json_t *o, const char *key, char *buf, size_t cap) {

@@ -39,12 +39,6 @@ void sl_store_shard_name(char *buf, size_t cap, uint32_t shard, int open) {
     snprintf(buf, cap, "shard-%06u.sls%s", shard, open ? ".open" : "");
 }
 
-int sl_store_folder_sync(const char *path, sl_err *err) {
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC), bad = fd < 0 || fsync(fd), e = errno;
-    if (fd >= 0) close(fd);
-    return bad ? sl_err_sys(err, SL_ETEMP, e, "cannot sync folder %s", path) : 0;
-}
-
 int sl_store_folder_make(const char *path, size_t from, sl_err *err) {
     char p[SL_PATH_MAX + 256], above[SL_PATH_MAX + 256];
     int rc = 0, more = 1;
@@ -62,7 +56,7 @@ int sl_store_folder_make(const char *path, size_t from, sl_err *err) {
             strcpy(above, p);
             char *slash = strrchr(above, '/');
             if (slash) slash[slash == above] = 0;
-            rc = sl_store_folder_sync(slash ? above : ".", err);
+            rc = sl_file_sync_folder(slash ? above : ".", err);
         }
         if (more) p[at] = '/';
     }

@@ -17,8 +17,6 @@ void sl_store_shard_name(char *buf, size_t cap, uint32_t shard, int open);
 /* Parse a shard file name; 1 and *shard, *open when it is one. */
 int sl_store_shard_parse(const char *name, uint32_t *shard, int *open);
 
-/* fsync of a folder: the names in it are durable. SL_ETEMP: it cannot be opened or synced. */
-int sl_store_folder_sync(const char *path, sl_err *err);
 /* Make a folder and those above it, from byte `from` of the path on; each name that is new is made durable. SL_ETEMP:
  * no room, or not synced; SL_ECONFIG: it cannot be made. */
 int sl_store_folder_make(const char *path, size_t from, sl_err *err);

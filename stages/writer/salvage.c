@@ -1,4 +1,5 @@
 #include "stages/writer/salvage.h"
+#include "ipc/file.h"
 #include "ipc/store.h"
 #include "stages/writer/xxh3.h"
 #include "stages/writer/manifest.h"
@@ -287,7 +288,7 @@ static int scan_shards(job *j, sl_err *err) {
         free(list[i]);
     }
     free(list);
-    return rc ? rc : sl_store_folder_sync(path, err); /* the final names come before the log that speaks of them */
+    return rc ? rc : sl_file_sync_folder(path, err); /* the final names come before the log that speaks of them */
 }
 
 /* ---- logs ---- */
@@ -336,7 +337,7 @@ static int swap_in(job *j, const char *name, sl_err *err) {
     unlink(c);
     if (link(a, c) && errno != ENOENT) return sl_err_sys(err, SL_ETEMP, errno, "cannot keep %s", c);
     if (rename(b, a)) return sl_err_sys(err, SL_ETEMP, errno, "cannot rename %s", b);
-    return sl_store_folder_sync(j->store, err);
+    return sl_file_sync_folder(j->store, err);
 }
 
 static int by_place(const void *a, const void *b) {
@@ -430,7 +431,7 @@ static int lose_row(job *j, sl_journal *log, FILE *dat, uint64_t seq, uint32_t l
     snprintf(path + at, sizeof path - at, "/hs_%" PRIu64 ".safetensors", seq);
     if (!rc) rc = write_text(path, st, sizeof st, err);
     path[at] = 0;
-    if (!rc) rc = sl_store_folder_sync(path, err);
+    if (!rc) rc = sl_file_sync_folder(path, err);
     j->rep->lost++;
     return rc;
 }

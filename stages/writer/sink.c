@@ -120,7 +120,7 @@ static int sync_folders(const sl_sink *s, sl_err *err) {
     int rc = 0;
     for (unsigned i = 0; i < 3 && !rc; i++) {
         snprintf(path, sizeof path, "%s%s", s->store, sub[i]);
-        if (!access(path, F_OK)) rc = sl_store_folder_sync(path, err);
+        if (!access(path, F_OK)) rc = sl_file_sync_folder(path, err);
     }
     return rc;
 }

@@ -521,7 +521,7 @@ static void shard_path(const sl_sink *s, uint32_t no, int open_, char *buf, size
 static int sync_dir(sl_sink *s, sl_err *err) {
     char path[SL_PATH_MAX + 16];
     snprintf(path, sizeof path, "%s/shards", s->store);
-    return sl_store_folder_sync(path, err);
+    return sl_file_sync_folder(path, err);
 }
 
 /* What the file asks of writes from memory that is not ours to align. */
