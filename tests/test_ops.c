@@ -1,5 +1,6 @@
-/* One op-versus-reference harness for every backend: test_ops BACKEND [THREADS [OPERATION]], BACKEND cpu[:isa], cuda or
- * cuda:bare (grouped products in clusters of one block, dense ones by a plain kernel: what a race checker can follow)
+/* One op-versus-reference harness for every backend: test_ops BACKEND [THREADS [OPERATION]], BACKEND cpu[:isa], cuda,
+ * cuda:plain (dense products by a plain kernel in place of the library, with which a race checker breaks off) or
+ * cuda:bare (moreover grouped products in clusters of one block)
  *
  * Each op runs on odd sizes in both activation types; every output is poisoned with NaN before the call and has guard
  * bytes on both sides; results are compared with a plain double-precision formula written here, from the documents, not
@@ -26,8 +27,8 @@ typedef struct {
 typedef struct {
     sl_ops *ops;
     int bf;
-    const char *label; /* backend */
-    int bare;          /* sl_cuda_force */
+    const char *label;   /* backend */
+    sl_cuda_force force; /* cuda:plain, cuda:bare */
     int checks, fails;
     uint64_t rng;
     buf bufs[MAX_BUFS];
@@ -1187,8 +1188,8 @@ static void test_glu_linear_one(T_ *t, int64_t T, int64_t I, int64_t k, int64_t 
     void *out = dev_new(t, (uint64_t)(T * I) * esz(t)), *s = dev_new(t, (uint64_t)(T * I) * esz(t));
     void *dx = act_put(t, x, T * xs);
 #ifdef SL_HAVE_CUDA
-    if (!strcmp(t->ops->name, "cuda"))
-        sl_ops_cuda_force(t->ops, (sl_cuda_force){.one_cta = t->bare, .plain = t->bare, .glu = way});
+    t->force.glu = way;
+    if (!strcmp(t->ops->name, "cuda")) sl_ops_cuda_force(t->ops, t->force);
 #endif
     if (t->ops->glu_linear) {
         OK(t, t->ops->glu_linear(t->ops->ctx, out, s, dx, xs, T, &g, &u, (sl_glu_kind)kind, 7, &t->err));
@@ -1414,10 +1415,10 @@ static int open_backend(T_ *t, const char *name, sl_dtype act, int threads) {
         return sl_ops_cpu_create_isa(&t->ops, threads, act, isa, &t->err);
     }
 #ifdef SL_HAVE_CUDA
-    if (!strcmp(name, "cuda") || !strcmp(name, "cuda:bare")) {
+    if (!strcmp(name, "cuda") || !strcmp(name, "cuda:plain") || !strcmp(name, "cuda:bare")) {
         int rc = sl_ops_cuda_create(&t->ops, 0, act, &t->err);
-        t->bare = name[4] == ':';
-        if (!rc) sl_ops_cuda_force(t->ops, (sl_cuda_force){.one_cta = t->bare, .plain = t->bare});
+        t->force = (sl_cuda_force){.plain = name[4] == ':', .one_cta = !strcmp(name, "cuda:bare")};
+        if (!rc) sl_ops_cuda_force(t->ops, t->force);
         return rc;
     }
 #endif

@@ -19,6 +19,7 @@
 #include "kernels/cuda/wgmma_operands.h"
 
 constexpr int BW = 128, BT = 256, BK = 64, THREADS = 384, MAX_E = 512, MAX_STAGES = 5; // BW weights x up to BT tokens
+constexpr int SLOT_READERS = 8 * 32 + 1; // a CTA's consumer warps, lane by lane, and its producer
 constexpr int BOX = 32, BOX_BYTES = BOX * BK * 2, T_BYTES = BT * BK * 2, PANEL = 64 * 64 * 2;
 struct Tile {
     int e, row0, valid, w;
@@ -351,7 +352,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     if (tid == 0) {
         if (s32(smem) & 1023) __trap();
         for (int i = 0; i < STAGES; i++) mbar_init(&t.full[i], 1), mbar_init(&t.empty[i], 8 * CL);
-        mbar_init(&t.slot_full, 1), mbar_init(&t.slot_empty, 9 * CL); // readers: 8 consumer warps and 1 producer a CTA
+        mbar_init(&t.slot_full, 1), mbar_init(&t.slot_empty, SLOT_READERS * CL);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     for (int e = tid; e < p.E; e += THREADS) t.prefix[e + 1] = token_tiles(p.off[e + 1] - p.off[e]) * p.w_tiles;
@@ -443,8 +444,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         };
         for (int it = 0;; it++) {
             const Tile u = next_tile(it);
-            __syncwarp();
-            if (lane == 0) mbar_arrive_after<CL>(&t.slot_empty, 0, u);
+            mbar_arrive_after<CL>(&t.slot_empty, 0, u); // every lane for its own read
             if (u.e < 0) break;
             float d[128];
 #define CASE(u)                                                                                                        \
