@@ -86,7 +86,7 @@ static const sl_config_key keys[] = {
     {"supervise", "restart_window", SL_KEY_MS, 1000, 86400e3, "", "10m", "...within this time.", C(restart_window_ms)},
     {"supervise", "poison_deaths", SL_KEY_U32, 0, 1000, "", "8", "A batch of several rows that was being computed at this many deaths in a row is rejected whole (POISON), when running its rows one by one did not show which it is; 0: never. A row alone needs two.", C(poison_deaths)},
 
-    {"test", "fault", SL_KEY_CHOICE, 0, 0, "none|flatten|lost-dim|missing-shard|wrong-place|layers-swapped|wrong-offset|nan|zeros|previous|diverge", "none", "Fault made on purpose by a rank (ipc/faults.h), to see it rejected.", B(fault)},
+    {"test", "fault", SL_KEY_CHOICE, 0, 0, "none|flatten|lost-dim|missing-shard|wrong-place|layers-swapped|wrong-offset|nan|zeros|previous|diverge|changed", "none", "Fault made on purpose (ipc/faults.h), to see it rejected.", B(fault)},
     {"test", "fault_rank", SL_KEY_U32, 0, SL_MAX_RANKS, "", "0", "The rank that injects it.", B(fault_rank)},
     {"test", "fault_batch", SL_KEY_U32, 0, MAX32, "", "0", "The batch in which it is injected.", B(fault_batch)},
     {"test", "crash_points", SL_KEY_STR, 0, 0, "name:count,...", "", "Points at which a stage kills itself (ipc/crash.h).", B(crash_points)},
@@ -94,7 +94,7 @@ static const sl_config_key keys[] = {
 /* clang-format on */
 #define N_KEYS ((int)(sizeof keys / sizeof *keys))
 _Static_assert(sizeof keys / sizeof *keys <= sizeof(((sl_config *)0)->set), "sl_config.set is too small");
-_Static_assert(SL_FAULT_DIVERGE == 10 && SL_FAULT_N == 11, "test.fault lists every fault");
+_Static_assert(SL_FAULT_CHANGED == 11 && SL_FAULT_N == 12, "test.fault lists every fault");
 _Static_assert(SL_LAYOUT_SHARDS == 0 && SL_CODEC_BF16 == 2 && SL_PREC_F32 == 1 && SL_BACKEND_CUDA == 1 &&
                    SL_EXPERTS_TP == 2,
                "the words of a CHOICE are in the order of its enum");

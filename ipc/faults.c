@@ -16,6 +16,7 @@ static const struct {
     {"zeros", SL_V_CONSTANT},
     {"previous", SL_V_CONSTANT},
     {"diverge", SL_V_RANKS_DISAGREE},
+    {"changed", SL_V_CHECKSUM},
 };
 _Static_assert(sizeof table / sizeof *table == SL_FAULT_N, "one line a fault");
 

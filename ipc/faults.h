@@ -24,7 +24,10 @@
  *                  fault_batch >= 1). CONSTANT, rows whose ids differ from what was run
  *   diverge        on the faulty rank element 0 of each state is changed (its sign bit) before fingerprint and export.
  *                  RANKS_DISAGREE, all rows; with one rank there is no one to disagree with, and it goes unnoticed
- * Verdicts are gather's (stages/gather/validate.h). Everything else in the batch and every later batch is unharmed. */
+ *   changed        made by gather: it tells the writer another row sum of row 0 than that of its states, as if they had
+ *                  changed behind the verdict. The writer dies once, then CHECKSUM, row 0 alone
+ * Verdicts are gather's (stages/gather/validate.h), the last one is the writer's. Everything else in the batch and
+ * every later batch is unharmed. */
 #ifndef SL_IPC_FAULTS_H
 #define SL_IPC_FAULTS_H
 #include "ipc/flow.h"
@@ -41,6 +44,7 @@ typedef enum {
     SL_FAULT_ZEROS,
     SL_FAULT_PREVIOUS,
     SL_FAULT_DIVERGE,
+    SL_FAULT_CHANGED,
     SL_FAULT_N
 } sl_fault;
 

@@ -31,8 +31,11 @@
  * (Gather rings the writer's bell after that too.) The writer, for each SL_DESC_BATCH: finds the batch's chunks in the
  * chunk rings itself (descriptors in [released, validated) with this epoch and bpos), writes and commits its rows, then
  * advances "released" of the chunk rings past that batch's END, of the batch ring past bpos, of the sample ring past
- * the batch. When the sample ring holds nothing unprocessed, everything in [released, validated) of the chunk rings
- * (validated read BEFORE looking at the sample ring) is stale and is released too: that is how dead epochs are swept.
+ * the batch. While it writes it sums the states once more: they must be those that gather looked at (row sum of the
+ * sample descriptor), or the writer ends, and its next life looks before it writes: a row whose states in the rings
+ * are other than the ones that were validated is rejected CHECKSUM. When the sample ring holds nothing unprocessed,
+ * everything in [released, validated) of the chunk rings (validated read BEFORE looking at the sample ring) is stale
+ * and is released too: that is how dead epochs are swept.
  */
 #ifndef SL_IPC_FLOW_H
 #define SL_IPC_FLOW_H
@@ -168,7 +171,8 @@ typedef struct sl_desc_sample {
     uint32_t token;   /* token (within the row) of the first fault, 0xffffffff when none */
     uint32_t nll_tokens;
     double nll;      /* NaN when not computed */
-    uint64_t detail; /* verdict-specific: what was found (count, rank, H index ...), see stages/gather/validate.h */
+    uint64_t detail; /* verdict-specific: what was found (count, rank, H index ...), see stages/gather/validate.h; of a
+                        good row its row sum (ipc/sum64.h), with which the writer compares what it writes */
 } sl_desc_sample;
 _Static_assert(sizeof(sl_desc_sample) == 64, "");
 

@@ -25,9 +25,9 @@ const char *const sl_metric_names[SL_M_REJECT_BASE] = {
     "start_ns",   "pid",           "heartbeat", "state",      "busy_ns",    "wait_in_ns", "wait_out_ns", "rows_in",
     "rows_out",   "rows_rejected", "tokens_in", "tokens_out", "bytes_raw",  "bytes_out",  "batches",     "warnings",
     "restarts",   "nll_sum_micro", "nll_rows",  "load_done",  "load_total", "epoch",      "queue",       "paused",
-    "free_bytes", "commit_ns",     "disk_need", "row_at",     "committed",
+    "free_bytes", "commit_ns",     "disk_need", "row_at",     "committed",  "doubt",
 };
-_Static_assert(SL_M_COMMITTED == 28 && SL_M_REJECT_BASE == 29, "one name a counter");
+_Static_assert(SL_M_DOUBT == 29 && SL_M_REJECT_BASE == 30, "one name a counter");
 
 const char *sl_stage_state_name(uint64_t s) {
     static const char *const names[] = {"boot", "loading", "ready", "running", "paused", "draining", "done", "failed"};
@@ -93,7 +93,8 @@ void sl_metrics_detach(sl_metrics *m) {
 
 void sl_metric_reset(sl_metrics *m) {
     if (!m->own) return;
-    for (unsigned i = 0; i < SL_M_N; i++) sl_metric_set(m, (sl_metric)i, 0);
+    for (unsigned i = 0; i < SL_M_N; i++)
+        if (i != SL_M_DOUBT) sl_metric_set(m, (sl_metric)i, 0);
     m->regime = SL_M_BUSY_NS;
     m->since = sl_now_ns();
     sl_metric_set(m, SL_M_START_NS, m->since);

@@ -38,6 +38,8 @@ typedef enum {
     SL_M_DISK_NEED,   /* writer: forecast bytes still to come */
     SL_M_ROW_AT,      /* rank: 1 + the row that runs alone, to find a poison row (ipc/boot.h); 0: none */
     SL_M_COMMITTED,   /* writer: records of commit.log that are on disk, headers too; 0 until it has opened the log */
+    SL_M_DOUBT,       /* writer: 1 + seq of the row whose states were not those that gather validated; 0: none. The only
+                         counter that a process finds as its last life left it */
     SL_M_REJECT_BASE, /* + sl_verdict or the feeder's reason, 32 slots */
     SL_M_N = SL_M_REJECT_BASE + 32
 } sl_metric;
@@ -61,7 +63,7 @@ uint64_t sl_metrics_footprint(unsigned n_pages);      /* pages are 4096 bytes, o
 int sl_metrics_create(unsigned n_pages, sl_err *err); /* sealed memfd */
 int sl_metrics_attach(sl_metrics **out, int fd, int writable_page, sl_err *err); /* -1: none */
 void sl_metrics_detach(sl_metrics *m);
-void sl_metric_reset(sl_metrics *m);                         /* own page: zero, set START_NS, PID */
+void sl_metric_reset(sl_metrics *m);                         /* own page: zero but for DOUBT, set START_NS, PID */
 void sl_metric_add(sl_metrics *m, sl_metric id, uint64_t v); /* relaxed; own page */
 void sl_metric_set(sl_metrics *m, sl_metric id, uint64_t v);
 uint64_t sl_metric_get(const sl_metrics *m, unsigned page, sl_metric id);

@@ -92,6 +92,16 @@ void sl_sum_pair(const void *data, uint64_t bytes, uint64_t *a, uint64_t *b) {
     sl_sum_pair_scalar(data, bytes, a, b);
 }
 
+void sl_sum_states(const void *data, uint64_t rows, uint64_t bytes, uint64_t before, uint64_t *a, uint64_t *b) {
+    uint64_t words = (bytes + 3) / 4, step = bytes % 4 ? 1 : rows; /* whole words: all states are one range */
+    for (uint64_t t = 0; t < rows; t += step) {
+        uint64_t pa, pb;
+        sl_sum_pair((const uint8_t *)data + t * bytes, step * bytes, &pa, &pb);
+        *a += pa;
+        *b += pb + (before + t) * words * pa;
+    }
+}
+
 uint64_t sl_sum64(const void *data, uint64_t bytes) {
     uint64_t a, b;
     sl_sum_pair(data, bytes, &a, &b);

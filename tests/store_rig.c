@@ -1,4 +1,5 @@
 #include "tests/store_rig.h"
+#include "tests/row_sum.h"
 #include "stages/writer/reader.h"
 #include <dirent.h>
 #include <fcntl.h>
@@ -151,68 +152,85 @@ static void *keep(held **h, size_t n) {
     return x->p;
 }
 
-void rig_sink(const rig *r, sl_sink_cfg *cfg, uint32_t piece, unsigned group) {
+uint64_t rig_row_sum(const rig *r, uint64_t seq) {
+    uint32_t K = r->m.set.n, T = r->rows[seq].T, rb = r->m.set.width * r->m.set.elem_size;
+    uint8_t *x = malloc((size_t)K * T * rb);
+    const uint8_t *state[SL_MAX_CAPTURES];
+    for (uint32_t k = 0; k < K; k++) {
+        rig_fill(r, seq, k, 0, T, x + (size_t)k * T * rb);
+        state[k] = x + (size_t)k * T * rb;
+    }
+    uint64_t sum = plain_row_sum(state, K, T, rb);
+    free(x);
+    return sum;
+}
+
+/* Row i, in memory that lives until the store is closed. */
+static sl_row_in make_row(const rig *r, uint64_t i, uint32_t piece, held **h) {
+    const rig_row *w = &r->rows[i];
+    uint32_t K = r->m.set.n, rb = r->m.set.width * r->m.set.elem_size, per = (w->T - 1) / piece + 1, n = 0;
+    sl_piece *pc = keep(h, sizeof *pc * K * per);
+    uint32_t *first = keep(h, 4 * (K + 1));
+    for (uint32_t k = 0; k < K; k++) {
+        first[k] = n;
+        for (uint32_t t = 0; t < w->T; t += piece) {
+            uint32_t rows = w->T - t < piece ? w->T - t : piece;
+            void *p = keep(h, (size_t)rows * rb);
+            rig_fill(r, i, k, t, rows, p);
+            pc[n++] = (sl_piece){p, t, rows};
+        }
+    }
+    first[K] = n;
+    int32_t *ids = keep(h, 4 * w->T);
+    uint8_t *mask = keep(h, w->T);
+    rig_ids(r, i, ids, mask);
+    return (sl_row_in){.seq = i,
+                       .row = w->row,
+                       .dataset = w->dataset,
+                       .part = w->part,
+                       .T = w->T,
+                       .mask_sum = w->mask_sum,
+                       .epoch = 1,
+                       .key = sl_row_key(rig_name(w->dataset), w->row, w->part),
+                       .id = w->id,
+                       .name = rig_name(w->dataset),
+                       .id_len = (uint32_t)strlen(w->id),
+                       .ids = ids,
+                       .mask = mask,
+                       .nll = w->nll,
+                       .nll_tokens = w->T - 1,
+                       .verdict = w->verdict,
+                       .fault_k = w->verdict ? 1 : 0xffff,
+                       .fault_token = w->verdict ? 0 : UINT32_MAX,
+                       .summed = !w->verdict,
+                       .sum = w->verdict ? 0 : rig_row_sum(r, i),
+                       .pieces = pc,
+                       .first = first};
+}
+
+int rig_sink_try(const rig *r, sl_sink_cfg *cfg, uint32_t piece, unsigned group, uint64_t changed, sl_err *err) {
     sl_sink *s;
-    sl_err err;
     held *h = NULL;
     cfg->store = r->store;
     cfg->manifest = r->m;
     if (!cfg->shard_bytes) cfg->shard_bytes = 1ull << 30;
     if (!cfg->zstd_level) cfg->zstd_level = 1;
     rig_intake(r);
-    if (sl_sink_open(&s, cfg, &err)) {
-        fprintf(stderr, "open: %s\n", err.msg);
-        exit(1);
-    }
-    uint32_t K = r->m.set.n, rb = r->m.set.width * r->m.set.elem_size;
-    for (uint64_t i = 0; i < r->n; i++) {
-        const rig_row *w = &r->rows[i];
-        uint32_t per = (w->T - 1) / piece + 1, n = 0;
-        sl_piece *pc = keep(&h, sizeof *pc * K * per);
-        uint32_t *first = keep(&h, 4 * (K + 1));
-        for (uint32_t k = 0; k < K; k++) {
-            first[k] = n;
-            for (uint32_t t = 0; t < w->T; t += piece) {
-                uint32_t rows = w->T - t < piece ? w->T - t : piece;
-                void *p = keep(&h, (size_t)rows * rb);
-                rig_fill(r, i, k, t, rows, p);
-                pc[n++] = (sl_piece){p, t, rows};
-            }
+    int rc = sl_sink_open(&s, cfg, err);
+    if (rc) return rc;
+    for (uint64_t i = 0; i < r->n && !rc; i++) {
+        sl_row_in in = make_row(r, i, piece, &h);
+        if (i == changed) {
+            const sl_piece *last = &in.pieces[in.first[r->m.set.n] - 1];
+            ((uint8_t *)(uintptr_t)last->p)[(size_t)last->rows * r->m.set.width * r->m.set.elem_size - 1] ^= 1;
         }
-        first[K] = n;
-        int32_t *ids = keep(&h, 4 * w->T);
-        uint8_t *mask = keep(&h, w->T);
-        rig_ids(r, i, ids, mask);
-        sl_row_in in = {.seq = i,
-                        .row = w->row,
-                        .dataset = w->dataset,
-                        .part = w->part,
-                        .T = w->T,
-                        .mask_sum = w->mask_sum,
-                        .epoch = 1,
-                        .key = sl_row_key(rig_name(w->dataset), w->row, w->part),
-                        .id = w->id,
-                        .name = rig_name(w->dataset),
-                        .id_len = (uint32_t)strlen(w->id),
-                        .ids = ids,
-                        .mask = mask,
-                        .nll = w->nll,
-                        .nll_tokens = w->T - 1,
-                        .verdict = w->verdict,
-                        .fault_k = w->verdict ? 1 : 0xffff,
-                        .fault_token = w->verdict ? 0 : UINT32_MAX,
-                        .pieces = pc,
-                        .first = first};
-        if (sl_sink_row(s, &in, &err) < 0 || (i % group == group - 1 && sl_sink_close_group(s, &err)) ||
-            sl_sink_poll(s, false, &err)) {
-            fprintf(stderr, "row %llu: %s\n", (unsigned long long)i, err.msg);
-            exit(1);
-        }
+        rc = sl_sink_row(s, &in, err);
+        if (rc > 0) rc = 0; /* it is there already */
+        if (!rc && i % group == group - 1) rc = sl_sink_close_group(s, err);
+        if (!rc) rc = sl_sink_poll(s, false, err);
+        if (rc) sl_err_wrap(err, "row %llu", (unsigned long long)i);
     }
-    if (sl_sink_finish(s, &err)) {
-        fprintf(stderr, "finish: %s\n", err.msg);
-        exit(1);
-    }
+    if (!rc) rc = sl_sink_finish(s, err);
     sl_sink_close(s);
     while (h) {
         held *n = h->next;
@@ -220,6 +238,14 @@ void rig_sink(const rig *r, sl_sink_cfg *cfg, uint32_t piece, unsigned group) {
         free(h);
         h = n;
     }
+    return rc;
+}
+
+void rig_sink(const rig *r, sl_sink_cfg *cfg, uint32_t piece, unsigned group) {
+    sl_err err;
+    if (!rig_sink_try(r, cfg, piece, group, UINT64_MAX, &err)) return;
+    fprintf(stderr, "sink: %s\n", err.msg);
+    exit(1);
 }
 
 uint64_t rig_check(const rig *r) {

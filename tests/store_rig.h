@@ -26,8 +26,13 @@ const char *rig_name(uint32_t dataset);
 void rig_intake(const rig *r); /* intake.log and intake.dat */
 void rig_ids(const rig *r, uint64_t seq, int32_t *ids, uint8_t *mask);
 void rig_fill(const rig *r, uint64_t seq, uint32_t k, uint32_t t0, uint32_t rows, void *dst);
+/* The row sum of what rig_fill gives. */
+uint64_t rig_row_sum(const rig *r, uint64_t seq);
 /* Everything through a sink in this process: pieces of `piece` tokens, a group every `group` rows. */
 void rig_sink(const rig *r, sl_sink_cfg *cfg, uint32_t piece, unsigned group);
+/* The same, but a failure is the caller's to look at; the states of row `changed` (UINT64_MAX: none) are not those of
+ * its sum: one bit of its last element differs. */
+int rig_sink_try(const rig *r, sl_sink_cfg *cfg, uint32_t piece, unsigned group, uint64_t changed, sl_err *err);
 /* Read every committed row back through the reader and compare; returns how many. */
 uint64_t rig_check(const rig *r);
 void rig_rmtree(const char *path);

@@ -8,6 +8,7 @@
 #include "ipc/flow.h"
 #include "ipc/journal.h"
 #include "ipc/sum64.h"
+#include "tests/row_sum.h"
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -56,6 +57,29 @@ static void sums_agree(void **state) {
         }
     }
     free(p);
+}
+
+/* A row's sum, however its states are cut; odd numbers of 16-bit elements too. */
+static void row_sums_agree(void **state) {
+    (void)state;
+    enum { K = 3, T = 11, MOST = 300 };
+    static uint8_t x[K][T * MOST];
+    uint32_t r = 5;
+    for (unsigned i = 0; i < sizeof x; i++) ((uint8_t *)x)[i] = (uint8_t)((r = r * 1664525 + 1013904223) >> 24);
+    const uint8_t *p[K] = {x[0], x[1], x[2]};
+    for (unsigned bytes = 2; bytes <= MOST; bytes += bytes < 40 ? 2 : 58)
+        for (unsigned cut = 1; cut <= T; cut++) {
+            uint64_t h = 0;
+            for (unsigned k = 0; k < K; k++) {
+                uint64_t a = 0, b = 0;
+                for (unsigned t = 0; t < T; t += cut)
+                    sl_sum_states(x[k] + t * bytes, T - t < cut ? T - t : cut, bytes, t, &a, &b);
+                h = sl_sum_chain(h, sl_sum_fold(a, b, (uint64_t)T * bytes));
+            }
+            assert_true(h == plain_row_sum(p, K, T, bytes));
+        }
+    const uint8_t *swapped[K] = {x[1], x[0], x[2]};
+    assert_true(plain_row_sum(p, K, T, 32) != plain_row_sum(swapped, K, T, 32));
 }
 
 /* A batch of 3 rows (2, 1 and 4 tokens) in an 8 KiB slot. */
@@ -199,8 +223,8 @@ static void names(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest t[] = {cmocka_unit_test(sums_agree), cmocka_unit_test(batch_views),
-                                   cmocka_unit_test(batches_in_a_ring), cmocka_unit_test(owners_rotate),
-                                   cmocka_unit_test(names)};
+    const struct CMUnitTest t[] = {cmocka_unit_test(sums_agree),    cmocka_unit_test(row_sums_agree),
+                                   cmocka_unit_test(batch_views),   cmocka_unit_test(batches_in_a_ring),
+                                   cmocka_unit_test(owners_rotate), cmocka_unit_test(names)};
     return cmocka_run_group_tests_name("flow", t, NULL, NULL);
 }

@@ -106,6 +106,52 @@ static void a_small_last_piece(void **state) {
         }
 }
 
+/* States that are not those of the row's sum: nothing of the row is committed, and the store goes on from there. */
+static uint64_t told[4];
+static unsigned n_told;
+static void on_changed(void *arg, uint64_t seq) {
+    (void)arg;
+    if (n_told < 4) told[n_told++] = seq;
+}
+
+static void changed_states(void **state) {
+    (void)state;
+    static const struct {
+        uint32_t layout, codec, width, max_T, piece;
+        bool huge;
+    } kinds[] = {{SL_LAYOUT_FILES, SL_CODEC_NONE, 48, 20, 5, false},
+                 {SL_LAYOUT_FILES, SL_CODEC_NONE, 33, 20, 5, false},
+                 {SL_LAYOUT_SHARDS, SL_CODEC_NONE, 48, 20, 5, false},
+                 {SL_LAYOUT_SHARDS, SL_CODEC_NONE, 33, 20, 5, false},
+                 {SL_LAYOUT_SHARDS, SL_CODEC_ZSTD, 33, 20, 5, false},
+                 {SL_LAYOUT_SHARDS, SL_CODEC_BF16, 48, 20, 5, false},
+                 {SL_LAYOUT_SHARDS, SL_CODEC_BF16, 16384, 300, 70, false},
+                 {SL_LAYOUT_SHARDS, SL_CODEC_NONE, 16384, 300, 256, true}};
+    for (unsigned i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        rig r;
+        char store[200];
+        sl_err err;
+        uint64_t n = kinds[i].max_T > 100 ? 6 : 20, bad = n - 3;
+        snprintf(store, sizeof store, "%s/s", base);
+        rig_rmtree(store);
+        rig_make(&r, store, n, kinds[i].max_T, kinds[i].width, 2, 7);
+        r.m.layout = kinds[i].layout;
+        r.m.codec = kinds[i].codec;
+        r.rows[0].verdict = SL_V_NONFINITE;
+        sl_sink_cfg c = {.threads = 1 + i % 3, .huge = kinds[i].huge, .on_changed = on_changed};
+        n_told = 0;
+        assert_int_equal(rig_sink_try(&r, &c, kinds[i].piece, 4, bad, &err), SL_EINTERNAL);
+        if (!strstr(err.msg, "not the ones that were validated")) fail_msg("%s", err.msg);
+        assert_int_equal(n_told, 1);
+        assert_int_equal(told[0], bad);
+        assert_true(rig_check(&r) < bad);
+        rig_sink(&r, &c, kinds[i].piece, 4);
+        assert_int_equal(rig_check(&r), n - 1);
+        healthy(store, n - 1, 1);
+        rig_free(&r);
+    }
+}
+
 /* A shard is sealed when it has as many rows as its index may hold, also after a restart in the middle. */
 static void rows_a_shard(void **state) {
     (void)state;
@@ -264,15 +310,11 @@ static void torn_tails(void **state) {
 int main(int argc, char **argv) {
     snprintf(base, sizeof base, "%s/sluice-shard-XXXXXX", argc > 1 ? argv[1] : ".");
     if (!mkdtemp(base)) return 1;
-    const struct CMUnitTest t[] = {cmocka_unit_test(every_layout),
-                                   cmocka_unit_test(rows_of_many_blocks),
-                                   cmocka_unit_test(a_small_last_piece),
-                                   cmocka_unit_test(rows_a_shard),
-                                   cmocka_unit_test(another_store_is_refused),
-                                   cmocka_unit_test(read_while_written),
-                                   cmocka_unit_test(writes_that_come_up_short),
-                                   cmocka_unit_test(a_sync_that_fails),
-                                   cmocka_unit_test(torn_tails)};
+    const struct CMUnitTest t[] = {cmocka_unit_test(every_layout),       cmocka_unit_test(rows_of_many_blocks),
+                                   cmocka_unit_test(a_small_last_piece), cmocka_unit_test(changed_states),
+                                   cmocka_unit_test(rows_a_shard),       cmocka_unit_test(another_store_is_refused),
+                                   cmocka_unit_test(read_while_written), cmocka_unit_test(writes_that_come_up_short),
+                                   cmocka_unit_test(a_sync_that_fails),  cmocka_unit_test(torn_tails)};
     int rc = cmocka_run_group_tests(t, NULL, NULL);
     rig_rmtree(base);
     return rc;

@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 #include "tests/flow_rig.h"
+#include "tests/row_sum.h"
 
 static int failures;
 #define CHECK(ok, ...)                                                                                                 \
@@ -338,6 +339,17 @@ static void turn_until_idle(rig *g, sl_gather *ga) {
     CHECK(rc == 0, "turn: %s", g->e.msg);
 }
 
+/* A good row's sum is that of its states, which the rig still has. */
+static void check_sum(rig *g, uint32_t i, uint64_t told, const char *when) {
+    const uint8_t *state[SL_MAX_CAPTURES];
+    uint32_t t0 = 0, T0 = 0;
+    for (uint32_t j = 0; j <= i; j++) t0 += T0, T0 = g->now.T[j];
+    for (uint32_t k = 0; k < g->K; k++) state[k] = (const uint8_t *)state_at(g, g->now.states, k, t0);
+    uint64_t want = plain_row_sum(state, g->K, T0, g->H * 2);
+    CHECK(told == want, "%s (%u ranks): row %u has the sum %016llx, expected %016llx", when, g->N, i,
+          (unsigned long long)told, (unsigned long long)want);
+}
+
 static void expect_good(rig *g, sl_gather *ga, const char *when) {
     sl_desc_sample s[RIG_MAX_ROWS];
     sl_desc_batch b = {0};
@@ -347,6 +359,7 @@ static void expect_good(rig *g, sl_gather *ga, const char *when) {
     for (uint32_t i = 0; i < n; i++)
         CHECK(s[i].verdict == SL_V_OK && s[i].row == i && s[i].k == 0xffff, "%s (%u ranks): row %u is %s", when, g->N,
               i, sl_verdict_name((sl_verdict)s[i].verdict));
+    for (uint32_t i = 0; i < n; i++) check_sum(g, i, s[i].detail, when);
     CHECK(n == 0 || b.rejected == 0, "%s: %u rejected", when, b.rejected);
 }
 

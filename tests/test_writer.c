@@ -1,7 +1,8 @@
 /* The writer process, with synthetic ranks and gather on real rings: exactly once through every crash point, with the
- * rings kept (the writer alone dies) and with new rings (everything dies); dead epochs; rejected rows; a full disk.
+ * rings kept (the writer alone dies) and with new rings (everything dies); dead epochs; rejected rows; states that
+ * change behind the verdict; a full disk.
  *
- *   test_writer WRITER [crash|full|many]      WRITER: path of sluice-writer */
+ *   test_writer WRITER [crash|changed|full|many]      WRITER: path of sluice-writer */
 #include "ipc/boot.h"
 #include "ipc/doorbell.h"
 #include "stages/writer/verify.h"
@@ -42,6 +43,9 @@ typedef struct world { /* what sluiced, the feeder, the ranks and gather would h
     pid_t pid;
     unsigned deaths;
     bool die_together; /* a death ends the world */
+    uint64_t flip[2];  /* 1 + seq of rows of which a bit changes behind the verdict; 0: none */
+    uint8_t *flipped;  /* the byte */
+    bool heal;         /* it changes back when the writer dies of it */
 } world;
 
 static int keep(int fd) {
@@ -139,6 +143,15 @@ static void end_world(world *w) {
         close(w->boot_fd);
 }
 
+static void died(world *w, int st) {
+    if (!WIFSIGNALED(st) && !(w->flipped && WEXITSTATUS(st))) {
+        fprintf(stderr, "the writer ended with status %d\n", WEXITSTATUS(st));
+        exit(1);
+    }
+    if (w->flipped && w->heal) *w->flipped ^= 1;
+    w->deaths++;
+}
+
 /* Wait a moment for the writer. false: everything died (die_together). */
 static bool breathe(world *w) {
     int st;
@@ -147,11 +160,7 @@ static bool breathe(world *w) {
     sl_bell_drain(w->boot.procs[1].bell_fd);
     sl_bell_wait(w->boot.procs[1].bell_fd, &p, 1, 10);
     if (waitpid(w->pid, &st, WNOHANG) != w->pid) return true;
-    if (!WIFSIGNALED(st)) {
-        fprintf(stderr, "the writer ended with status %d\n", WEXITSTATUS(st));
-        exit(1);
-    }
-    w->deaths++;
+    died(w, st);
     if (w->die_together) return false;
     start_writer(w);
     return true;
@@ -179,7 +188,15 @@ static bool rank_batch(world *w, unsigned rank, uint64_t bpos, uint64_t batch_no
                 for (uint64_t s = first; s < first + n_rows; s++) {
                     uint32_t a = c * CHUNK_ROWS > t0 ? c * CHUNK_ROWS : t0, e = t0 + r->rows[s].T;
                     if (e > c * CHUNK_ROWS + rows) e = c * CHUNK_ROWS + rows;
-                    if (a < e) rig_fill(r, s, k, a - t0, e - a, p + (uint64_t)(a - c * CHUNK_ROWS) * rb);
+                    if (a >= e) {
+                        t0 += r->rows[s].T;
+                        continue;
+                    }
+                    rig_fill(r, s, k, a - t0, e - a, p + (uint64_t)(a - c * CHUNK_ROWS) * rb);
+                    if (only < 0 && k == K - 1 && a == t0 && (w->flip[0] == s + 1 || w->flip[1] == s + 1)) {
+                        w->flipped = p + (uint64_t)(a - c * CHUNK_ROWS) * rb;
+                        *w->flipped ^= 1;
+                    }
                     t0 += r->rows[s].T;
                 }
             }
@@ -244,6 +261,7 @@ static bool gather_batch(world *w, uint64_t bpos, uint64_t first, uint32_t n_row
         s->verdict = (uint16_t)x->verdict, s->nll = x->nll;
         s->k = x->verdict ? 1 : 0xffff, s->token = x->verdict ? 0 : UINT32_MAX,
         s->nll_tokens = isnan(x->nll) ? 0 : x->T - 1;
+        s->detail = x->verdict ? 0 : rig_row_sum(w->r, first + i);
     }
     sl_ring_publish(w->sample);
     if (bpos % 3 == 0 && !breathe(w)) return false; /* now and then gather is slow to advance */
@@ -262,11 +280,7 @@ static bool drain(world *w) {
         sl_bell_ring(w->boot.procs[3].bell_fd);
         if (waitpid(pid, &st, WNOHANG) == pid) {
             if (WIFEXITED(st) && !WEXITSTATUS(st)) return true;
-            if (WIFEXITED(st)) {
-                fprintf(stderr, "the writer ended with status %d\n", WEXITSTATUS(st));
-                exit(1);
-            }
-            w->deaths++;
+            died(w, st);
             if (w->die_together) return false;
             start_writer(w);
         }
@@ -395,6 +409,43 @@ static int crash_matrix(const char *base) {
     return 0;
 }
 
+/* States that change between gather's verdict and the writer's reading, for good (two rows of one batch) or only for
+ * the first life of the writer. */
+static int changed_states(const char *base) {
+    static const struct {
+        const char *name;
+        uint32_t layout, codec;
+    } kinds[] = {{"files", SL_LAYOUT_FILES, SL_CODEC_NONE},
+                 {"bf16", SL_LAYOUT_SHARDS, SL_CODEC_BF16},
+                 {"none", SL_LAYOUT_SHARDS, SL_CODEC_NONE}};
+    for (size_t k = 0; k < 3; k++)
+        for (int heal = 0; heal < 2; heal++) {
+            rig r = make(base, kinds[k].name, 40, kinds[k].layout, kinds[k].codec);
+            world w;
+            make_world(&w, &r, "", 0);
+            w.flip[0] = 1;
+            w.flip[1] = heal ? 0 : 2; /* of the same batch: T is at most 30 of 96 */
+            w.heal = heal;
+            MUST(run_once(&w));
+            end_world(&w);
+            sl_verify_report rep;
+            MUST(!sl_store_verify(r.store, &(sl_verify_opts){.deep = true}, &rep, &err));
+            uint64_t bad = heal ? 0 : 2;
+            if (rep.n_faults || rep.rejected != bad || rep.rows != 40 - bad || w.deaths < 1 || w.deaths > 1 + bad) {
+                fprintf(stderr, "%s, heal %d: %llu faults, %llu rows, %llu rejected, %u deaths\n", kinds[k].name, heal,
+                        (unsigned long long)rep.n_faults, (unsigned long long)rep.rows,
+                        (unsigned long long)rep.rejected, w.deaths);
+                return 1;
+            }
+            sl_verify_free(&rep);
+            MUST(rig_check(&r) == 40 - bad);
+            rig_rmtree(r.store);
+            rig_free(&r);
+        }
+    printf("states that change behind the verdict: rejected, or taken when they are right again\n");
+    return 0;
+}
+
 /* A tmpfs too small, filled up by a stranger: the writer waits; when there is room it ends well. */
 static int disk_full(const char *base) {
     char mnt[340], hog[360];
@@ -456,7 +507,10 @@ int main(int argc, char **argv) {
     snprintf(base, sizeof base, "%s/sluice-writer-XXXXXX", here);
     if (!mkdtemp(base)) return 1;
     const char *what = argc > 2 ? argv[2] : "crash";
-    int rc = !strcmp(what, "full") ? disk_full(base) : !strcmp(what, "many") ? many_rows(base) : crash_matrix(base);
+    int rc = !strcmp(what, "full")      ? disk_full(base)
+             : !strcmp(what, "many")    ? many_rows(base)
+             : !strcmp(what, "changed") ? changed_states(base)
+                                        : crash_matrix(base);
     rig_rmtree(base);
     return rc;
 }

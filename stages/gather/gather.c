@@ -1,6 +1,7 @@
 #include "stages/gather/gather.h"
 #include "ipc/crash.h"
 #include "ipc/doorbell.h"
+#include "ipc/faults.h"
 #include "ipc/log.h"
 #include "stages/gather/validate.h"
 #include <inttypes.h>
@@ -307,7 +308,12 @@ static void log_rejected(const sl_gather *g, const group *gr, uint32_t i, const 
            sl_check_say(&g->shape, v, why, sizeof why));
 }
 
-static void stage_samples(group *gr, uint32_t epoch) {
+/* The fault "changed" (ipc/faults.h): row 0's sum is another's. */
+static uint64_t changed(const sl_boot *b, uint64_t batch_no, uint32_t row) {
+    return b->fault == SL_FAULT_CHANGED && b->fault_batch == batch_no && !row;
+}
+
+static void stage_samples(const sl_boot *boot, group *gr, uint32_t epoch) {
     uint32_t n = gr->v.desc->n_rows, rejected = 0;
     for (uint32_t i = 0; i < n; i++) rejected += gr->rows[i].verdict != SL_V_OK;
     sl_desc_batch *b = (sl_desc_batch *)(void *)sl_ring_stage(gr->sample, 0);
@@ -329,7 +335,7 @@ static void stage_samples(group *gr, uint32_t epoch) {
         s->token = v->token;
         s->nll = v->nll;
         s->nll_tokens = v->nll_tokens;
-        s->detail = v->detail;
+        s->detail = v->verdict == SL_V_OK ? v->sum ^ changed(boot, gr->v.desc->batch_no, i) : v->detail;
     }
 }
 
@@ -355,7 +361,7 @@ static void report_batch(sl_gather *g, group *gr) {
 
 static int hand_on(sl_gather *g, group *gr, sl_err *err) {
     int writer = g->st->boot->procs[WRITER_PROC].bell_fd, rc = 0;
-    stage_samples(gr, gr->epoch ? gr->epoch : ctl_epoch(g, gr));
+    stage_samples(g->st->boot, gr, gr->epoch ? gr->epoch : ctl_epoch(g, gr));
     sl_crash_point("gather.before_publish");
     sl_ring_publish(gr->sample);
     sl_crash_point("gather.after_publish");

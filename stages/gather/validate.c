@@ -27,6 +27,10 @@ typedef struct past_row { /* one remembered row */
     uint64_t *fp; /* [K] */
 } past_row;
 
+typedef struct sums { /* a checksum pair (ipc/sum64.h) */
+    uint64_t a, b;
+} sums;
+
 struct sl_check {
     sl_check_shape s;
     sl_batch_view v;
@@ -41,6 +45,7 @@ struct sl_check {
     uint8_t *got;     /* [N][K*C] */
     uint32_t *nonfin; /* [n_rows][K] */
     uint32_t *nf_tok; /* [n_rows][K] first token with one */
+    sums *rsum;       /* [n_rows][K] of the row's states */
     sl_row_verdict *row;
     uint8_t *got_row; /* [n_rows] ROW came */
     uint64_t cap_tok, cap_chunk, cap_row;
@@ -122,6 +127,7 @@ void sl_check_close(sl_check *c) {
     free(c->got);
     free(c->nonfin);
     free(c->nf_tok);
+    free(c->rsum);
     free(c->row);
     free(c->got_row);
     free(c->prev);
@@ -150,7 +156,8 @@ static bool reserve(sl_check *c) {
     }
     if (c->n_rows > c->cap_row) {
         ok = ok && regrow(&c->nonfin, c->n_rows * K, 4) && regrow(&c->nf_tok, c->n_rows * K, 4) &&
-             regrow(&c->row, c->n_rows, sizeof *c->row) && regrow(&c->got_row, c->n_rows, 1);
+             regrow(&c->rsum, c->n_rows * K, sizeof *c->rsum) && regrow(&c->row, c->n_rows, sizeof *c->row) &&
+             regrow(&c->got_row, c->n_rows, 1);
         c->cap_row = ok ? c->n_rows : 0;
     }
     return ok;
@@ -171,6 +178,7 @@ int sl_check_begin(sl_check *c, const sl_batch_view *v, uint64_t bpos, sl_err *e
     memset(c->tflag, 0, K * c->n_tokens);
     memset(c->got, 0, N * K * c->C);
     memset(c->nonfin, 0, c->n_rows * K * 4);
+    memset(c->rsum, 0, c->n_rows * K * sizeof *c->rsum);
     memset(c->got_row, 0, c->n_rows);
     memset(c->n_got, 0, sizeof c->n_got);
     for (unsigned r = 0; r < SL_MAX_RANKS; r++) c->top[r] = -1;
@@ -250,9 +258,11 @@ static void scan_payload(sl_check *c, uint32_t k, uint32_t ch, const uint8_t *p)
         tok[t] = sl_sum_fold(s.a, s.b, bytes);
         flag[t] = (uint8_t)(TOK_SEEN | (s.zero ? TOK_ZERO : 0));
         while (t - c->v.rows[row].t0 >= c->v.rows[row].T) row++;
-        if (!s.nonfinite) continue;
         uint64_t at = (uint64_t)row * K + k;
         uint32_t in_row = t - c->v.rows[row].t0;
+        c->rsum[at].a += s.a;
+        c->rsum[at].b += s.b + (bytes + 3) / 4 * in_row * s.a;
+        if (!s.nonfinite) continue;
         if (!c->nonfin[at] || in_row < c->nf_tok[at]) c->nf_tok[at] = in_row;
         c->nonfin[at] += s.nonfinite;
     }
@@ -592,6 +602,15 @@ static void remember_row(sl_check *c, uint32_t i, uint64_t ids) {
         }
 }
 
+static uint64_t row_sum(const sl_check *c, uint32_t i) {
+    uint64_t h = 0, K = c->s.n_captures, bytes = (uint64_t)c->v.rows[i].T * c->s.width * c->s.elem_size;
+    for (uint64_t k = 0; k < K; k++) {
+        const sums *s = &c->rsum[i * K + k];
+        h = sl_sum_chain(h, sl_sum_fold(s->a, s->b, bytes));
+    }
+    return h;
+}
+
 static void finish_row(sl_check *c, uint32_t i) {
     const sl_batch_row *r = &c->v.rows[i];
     uint32_t K = c->s.n_captures;
@@ -609,7 +628,9 @@ static void finish_row(sl_check *c, uint32_t i) {
     check_layers(c, i);
     check_past_rows(c, i, ids);
     check_other_id(c, i);
-    if (c->row[i].verdict == SL_V_OK) remember_row(c, i, ids);
+    if (c->row[i].verdict != SL_V_OK) return;
+    c->row[i].sum = row_sum(c, i);
+    remember_row(c, i, ids);
 }
 
 /* Keep the payload's checksums: content of this batch may turn up in the next. */

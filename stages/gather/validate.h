@@ -64,6 +64,7 @@ typedef struct sl_row_verdict {
     uint32_t token;  /* token within the row, 0xffffffff: none */
     uint64_t detail; /* as above */
     uint64_t want;   /* what was expected in place of detail, for the log */
+    uint64_t sum;    /* of a good row: the row sum of its states (ipc/sum64.h) */
     double nll;      /* NaN when not computed */
     uint32_t nll_tokens;
 } sl_row_verdict;
@@ -80,9 +81,9 @@ int sl_check_begin(sl_check *c, const sl_batch_view *v, uint64_t bpos, sl_err *e
  * of pay_size bytes. True when it was the rank's END. */
 bool sl_check_desc(sl_check *c, unsigned rank, uint64_t pos, const sl_desc *d, const void *payload, uint64_t pay_size);
 /* A fault of the whole batch that the caller noticed (rank 0xffff: none). */
+void sl_check_condemn(sl_check *c, sl_verdict v, unsigned rank, uint64_t detail, uint64_t want);
 /* Row i of the batch alone, whatever its states are; before sl_check_finish. */
 void sl_check_condemn_row(sl_check *c, uint32_t i, sl_verdict v);
-void sl_check_condemn(sl_check *c, sl_verdict v, unsigned rank, uint64_t detail, uint64_t want);
 /* Every rank is through: settle every row. n_rows verdicts, valid until the next begin. Call once a batch. */
 const sl_row_verdict *sl_check_finish(sl_check *c);
 /* Payload bytes looked at in this batch. */

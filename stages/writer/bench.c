@@ -1,5 +1,7 @@
 #include "stages/writer/bench.h"
+#include "ipc/flow.h"
 #include "ipc/store.h"
+#include "ipc/sum64.h"
 #include "stages/writer/codec.h"
 #include "stages/writer/sink.h"
 #include "stages/writer/verify.h"
@@ -138,9 +140,17 @@ static int remove_one(const char *p, const struct stat *st, int flag, struct FTW
     return remove(p);
 }
 
+/* The sum of each window's states, which gather would have made. */
+static uint64_t *sum_windows(const uint16_t *x, uint64_t mem, uint64_t row_bytes) {
+    uint64_t *sums = malloc(mem / row_bytes * sizeof *sums);
+    for (uint64_t i = 0; sums && i < mem / row_bytes; i++)
+        sums[i] = sl_sum64((const char *)x + i * row_bytes, row_bytes);
+    return sums;
+}
+
 /* Rows out of a window that moves over the memory, so that caches don't help. */
-static int run_rows(sl_sink *s, const sl_bench_store_opts *o, const uint16_t *x, uint64_t mem, sl_bench_store_result *r,
-                    sl_err *err) {
+static int run_rows(sl_sink *s, const sl_bench_store_opts *o, const uint16_t *x, const uint64_t *sums, uint64_t mem,
+                    sl_bench_store_result *r, sl_err *err) {
     uint64_t row_bytes = (uint64_t)o->length * o->width * 2, at = 0, chunk = (8ull << 20) / (o->width * 2ull);
     sl_piece *pc = malloc((uint64_t)o->n_states * (o->length / chunk + 1) * sizeof *pc);
     uint32_t *first = malloc((o->n_states + 1) * sizeof *first);
@@ -149,8 +159,10 @@ static int run_rows(sl_sink *s, const sl_bench_store_opts *o, const uint16_t *x,
     int rc = pc && first && ids && mask ? 0 : sl_err_set(err, SL_ETEMP, "no memory");
     for (uint64_t seq = 0; !rc && r->raw_bytes < o->bytes; seq++) {
         uint32_t n = 0;
+        uint64_t sum = 0;
         for (uint32_t k = 0; k < o->n_states; k++) {
             if (at + row_bytes > mem) at = 0;
+            sum = sl_sum_chain(sum, sums[at / row_bytes]);
             first[k] = n;
             for (uint32_t t = 0; t < o->length; t += (uint32_t)chunk) {
                 uint32_t rows = o->length - t < chunk ? o->length - t : (uint32_t)chunk;
@@ -171,6 +183,8 @@ static int run_rows(sl_sink *s, const sl_bench_store_opts *o, const uint16_t *x,
                         .nll = NAN,
                         .fault_k = 0xffff,
                         .fault_token = UINT32_MAX,
+                        .summed = o->width % 2 == 0, /* else a state is no range of whole words */
+                        .sum = sum,
                         .pieces = pc,
                         .first = first};
         rc = sl_sink_row(s, &in, err);
@@ -261,10 +275,12 @@ int sl_bench_store(sl_bench_store_result *out, const sl_bench_store_opts *o, sl_
     out->huge = !o->small_pages;
     int rc = get_states(&x, mem, &out->huge, o->input, o->width, err);
     c.huge = out->huge;
+    uint64_t *sums = rc ? NULL : sum_windows(x, mem, row);
+    if (!rc && !sums) rc = sl_err_set(err, SL_ETEMP, "no memory");
     if (!rc && (o->verify || o->keep)) rc = write_intake(store, o, err);
     if (!rc) rc = sl_sink_open(&s, &c, err);
     double t = now(), u = cpu();
-    if (!rc) rc = run_rows(s, o, x, mem, out, err);
+    if (!rc) rc = run_rows(s, o, x, sums, mem, out, err);
     if (!rc) {
         out->seconds = now() - t;
         out->cpu_seconds = cpu() - u;
@@ -280,6 +296,7 @@ int sl_bench_store(sl_bench_store_result *out, const sl_bench_store_opts *o, sl_
     if (!rc && o->verify) rc = read_back(out, o, store, err);
     if (!o->keep) nftw(store, remove_one, 16, FTW_DEPTH | FTW_PHYS);
     if (x) munmap(x, mem);
+    free(sums);
     return rc;
 }
 

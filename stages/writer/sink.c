@@ -1,6 +1,7 @@
 #include "stages/writer/sink_int.h"
 #include "ipc/crash.h"
 #include "ipc/file.h"
+#include "ipc/sum64.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -340,6 +341,27 @@ int sl_sink_rec(sl_sink *s, const sl_row_in *r, unsigned *index, sl_err *err) {
     return 0;
 }
 
+int sl_sink_changed(sl_sink *s, const sl_row_in *r, uint64_t found, sl_err *err) {
+    if (s->cfg.on_changed) s->cfg.on_changed(s->cfg.arg, r->seq);
+    return sl_err_set(err, SL_EINTERNAL,
+                      "row %llu of '%s' (seq %llu): its states in memory are not the ones that were validated: row sum "
+                      "%016llx, expected %016llx. Nothing of it is committed",
+                      (unsigned long long)r->row, r->name, (unsigned long long)r->seq, (unsigned long long)found,
+                      (unsigned long long)r->sum);
+}
+
+uint64_t sl_sink_row_sum(const sl_sink *s, const sl_row_in *r) {
+    const sl_capture_set *c = &s->cfg.manifest.set;
+    uint64_t bytes = (uint64_t)c->width * c->elem_size, h = 0;
+    for (uint32_t k = 0; k < c->n; k++) {
+        uint64_t a = 0, b = 0;
+        for (uint32_t i = r->first[k]; i < r->first[k + 1]; i++)
+            sl_sum_states(r->pieces[i].p, r->pieces[i].rows, bytes, r->pieces[i].t0, &a, &b);
+        h = sl_sum_chain(h, sl_sum_fold(a, b, r->T * bytes));
+    }
+    return h;
+}
+
 /* A full shard is sealed between groups, with nothing under way. */
 static int roll_shard(sl_sink *s, sl_err *err) {
     int rc = sl_sink_close_group(s, err);
@@ -424,6 +446,7 @@ static int step(sl_sink *s, group *g, sl_err *err) {
     }
     if (g->st == G_SYNCING) {
         int rc = sl_files_sync(s, g);
+        if (rc == -EBADMSG && g->changed) return sl_sink_changed(s, &g->changed->r, g->changed->row_sum, err);
         if (rc < 0) return sl_err_sys(err, SL_EINTERNAL, -rc, "writing a row's file in %s failed", s->store);
         if (!rc || g->sync_out) return 0;
         s->sync_ns += mono() - g->sync_t0;

@@ -11,6 +11,9 @@
  * A row already in commit.log is skipped (sl_sink_done). At open what a crash left is cleared: .tmp is emptied, the
  * open shard is cut behind its last committed row.
  *
+ * A row can come with the sum of its states as they were when they were found good. What is written is summed on the
+ * way: when it is another sum, the sink fails before the row's group is committed.
+ *
  * Full disk: when free space falls below `reserve` plus what is to be written (or the kernel says ENOSPC),
  * on_pause(true, need, free) is called, the sink waits (calling on_tick about once a second) until there is room and
  * goes on; nothing is lost and nothing is half committed. */
@@ -40,6 +43,8 @@ typedef struct sl_row_in {
     uint16_t fault_k;
     uint32_t fault_token;
     uint64_t detail;
+    bool summed;  /* of a good row: its states must have */
+    uint64_t sum; /* this row sum (ipc/sum64.h) */
     const sl_piece
         *pieces; /* state k has pieces[first[k]] .. pieces[first[k+1] - 1]; for OK they tile [0, T) in order */
     const uint32_t *first; /* [n_states + 1] */
@@ -62,7 +67,9 @@ typedef struct sl_sink_cfg {
     void (*on_commit)(void *arg, void **tokens, unsigned n);
     void (*on_pause)(void *arg, bool paused, uint64_t need, uint64_t free_bytes);
     void (*on_tick)(void *arg);
-    void (*on_wait)(void *arg, bool waiting);               /* blocked on the disk from here / no longer */
+    void (*on_wait)(void *arg, bool waiting); /* blocked on the disk from here / no longer */
+    /* The row's states are not those of its sum; the sink fails with SL_EINTERNAL after it. May be NULL. */
+    void (*on_changed)(void *arg, uint64_t seq);
     void (*on_note)(void *arg, int warn, const char *text); /* a fall-back or a recovery, to be logged */
 } sl_sink_cfg;
 
@@ -71,6 +78,8 @@ typedef struct sl_sink sl_sink;
 int sl_sink_open(sl_sink **out, const sl_sink_cfg *cfg, sl_err *err);
 int sl_sink_eventfd(const sl_sink *s); /* readable when sl_sink_poll has something to do */
 bool sl_sink_done(const sl_sink *s, uint64_t seq);
+/* The row sum of the pieces as they lie in memory. */
+uint64_t sl_sink_row_sum(const sl_sink *s, const sl_row_in *r);
 /* Committed earlier or in this group already: returns 1 and does nothing; 0: taken. */
 int sl_sink_row(sl_sink *s, const sl_row_in *r, sl_err *err);
 int sl_sink_token(sl_sink *s, void *token, sl_err *err);

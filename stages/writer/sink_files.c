@@ -5,6 +5,7 @@
 #include "stages/writer/sink_int.h"
 #include "ipc/crash.h"
 #include "ipc/file.h"
+#include "ipc/sum64.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -52,29 +53,40 @@ static void flush(out *o) {
     o->at = 0;
 }
 
-uint64_t sl_states_sum_pieces(const sl_row_in *r, uint32_t k, uint32_t t0, uint32_t rows, uint32_t row_bytes) {
+/* The block [t0, t0 + rows) of state k: its XXH3-64; its share of the row sum's pair is added to *a and *b. Token by
+ * token, so that the memory is read once. */
+static uint64_t sum_block(const sl_row_in *r, uint32_t k, uint32_t t0, uint32_t rows, uint32_t row_bytes, uint64_t *a,
+                          uint64_t *b) {
     XXH3_state_t st;
+    uint32_t end = t0 + rows;
     XXH3_64bits_reset(&st);
     for (uint32_t i = r->first[k]; i < r->first[k + 1]; i++) {
         const sl_piece *p = &r->pieces[i];
-        uint32_t a = p->t0 > t0 ? p->t0 : t0, b = p->t0 + p->rows < t0 + rows ? p->t0 + p->rows : t0 + rows;
-        if (a < b)
-            XXH3_64bits_update(&st, (const uint8_t *)p->p + (uint64_t)(a - p->t0) * row_bytes,
-                               (uint64_t)(b - a) * row_bytes);
+        uint32_t from = p->t0 > t0 ? p->t0 : t0, to = p->t0 + p->rows < end ? p->t0 + p->rows : end;
+        for (uint32_t t = from; t < to; t++) {
+            const uint8_t *x = (const uint8_t *)p->p + (uint64_t)(t - p->t0) * row_bytes;
+            XXH3_64bits_update(&st, x, row_bytes);
+            sl_sum_states(x, 1, row_bytes, t, a, b);
+        }
     }
     return XXH3_64bits_digest(&st);
 }
 
 static void sum_states(file_job *f) {
     const sl_capture_set *c = &f->s->cfg.manifest.set;
+    uint32_t bytes = c->width * c->elem_size;
     XXH3_state_t st;
     XXH3_64bits_reset(&st);
-    for (uint32_t k = 0; k < c->n; k++)
+    f->row_sum = 0;
+    for (uint32_t k = 0; k < c->n; k++) {
+        uint64_t a = 0, b = 0;
         for (uint32_t t = 0; t < f->r.T; t += f->s->block_rows) {
             uint32_t n = f->r.T - t < f->s->block_rows ? f->r.T - t : f->s->block_rows;
-            uint64_t v = sl_states_sum_pieces(&f->r, k, t, n, c->width * c->elem_size);
+            uint64_t v = sum_block(&f->r, k, t, n, bytes, &a, &b);
             XXH3_64bits_update(&st, &v, sizeof v);
         }
+        f->row_sum = sl_sum_chain(f->row_sum, sl_sum_fold(a, b, (uint64_t)f->r.T * bytes));
+    }
     f->states_sum = XXH3_64bits_digest(&st);
 }
 
@@ -316,7 +328,8 @@ int sl_files_row(sl_sink *s, const sl_row_in *r, sl_err *err) {
     return 0;
 }
 
-/* Next phase of the files of a closed group: 1 when all are synced, 0 when some are at work, negative -errno. */
+/* Next phase of the files of a closed group: 1 when all are synced, 0 when some are at work, negative -errno; -EBADMSG:
+ * g->changed is not what was found good. */
 int sl_files_sync(sl_sink *s, group *g) {
     bool all = true, full = false;
     for (unsigned i = 0; i < g->n_files; i++) {
@@ -333,6 +346,10 @@ int sl_files_sync(sl_sink *s, group *g) {
         }
         if (f->res) return f->res;
         if (f->phase == FJ_WRITE) {
+            if (!f->quarantine && f->r.summed && f->row_sum != f->r.sum) {
+                g->changed = f;
+                return -EBADMSG;
+            }
             sl_commit_rec *rec = &g->recs[g->file_rec[i]];
             rec->len = f->file_len;
             rec->raw_bytes = f->raw_bytes;

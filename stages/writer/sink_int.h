@@ -19,6 +19,7 @@ typedef struct file_job {
     enum { FJ_WRITE, FJ_SYNC, FJ_DONE } phase;
     bool quarantine;
     int moved;                                          /* of its files, into their place */
+    uint64_t row_sum;                                   /* of the states as they were written */
     uint64_t states_sum, raw_bytes, file_len, file_sum; /* file_sum: of the quarantine */
 } file_job;
 
@@ -37,6 +38,7 @@ struct group {
     enum { G_WRITING, G_SYNCING, G_PUBLISHING, G_READY } st;
     sl_job pub;
     int pub_res;
+    const file_job *changed; /* its states are not those of its sum */
     sl_sink *s;
     uint64_t sync_t0;
 };
@@ -47,7 +49,7 @@ typedef struct slot {
     sl_sink *s;
     struct shard_row *row;
     uint8_t *out;
-    uint64_t len, raw_sum, enc_sum;
+    uint64_t len, raw_sum, enc_sum, a, b; /* a, b: of the block's states (ipc/sum64.h) */
     uint32_t k, t0, rows, used;
     int kind; /* sl_frame_kind */
     sl_err err;
@@ -56,8 +58,8 @@ typedef struct slot {
 
 typedef struct shard_row { /* a row being written to the shard */
     sl_row_in r;
-    uint64_t off, raw_bytes;
-    uint64_t *rel, *sums; /* [n_frames] */
+    uint64_t off, raw_bytes, a, b, row_sum; /* a, b: of the state under way; row_sum: of those before it */
+    uint64_t *rel, *sums;                   /* [n_frames] */
     uint32_t n_frames, at;
     unsigned rec; /* index in the open group's recs */
 } shard_row;
@@ -124,7 +126,9 @@ int sl_sink_refused(sl_sink *s, uint64_t need, sl_err *err);
 uint64_t sl_sink_look_free(sl_sink *s);
 int sl_sink_rec(sl_sink *s, const sl_row_in *r, unsigned *index, sl_err *err);
 int sl_sink_progress(sl_sink *s, bool wait, sl_err *err);
-uint64_t sl_states_sum_pieces(const sl_row_in *r, uint32_t k, uint32_t t0, uint32_t rows, uint32_t row_bytes);
+
+/* SL_EINTERNAL: what was written of the row has `found` for its row sum. */
+int sl_sink_changed(sl_sink *s, const sl_row_in *r, uint64_t found, sl_err *err);
 
 /* sink_shard.c */
 int sl_shard_recover(sl_sink *s, uint64_t committed_end, uint32_t last_shard, sl_err *err);

@@ -2,6 +2,7 @@
  * in the pool; their slots are queued in frame order and emitted in that order, across rows, so that short rows keep it
  * busy. */
 #include "ipc/file.h"
+#include "ipc/sum64.h"
 #include "stages/writer/xxh3.h"
 #include "stages/writer/sink_int.h"
 #include <dirent.h>
@@ -19,6 +20,7 @@
 #endif
 
 enum {
+    SUM_STEP = 32u << 10,  /* sum one way, then the other: likewise */
     HASH_STEP = 4u << 10,  /* copy, then hash, while it is in the nearest cache: the memory is read once */
     PREFETCH_AHEAD = 1024, /* bytes; the hardware's own prefetch stops at every page and at every turn to the hash */
 };
@@ -229,6 +231,7 @@ static int emit_meta(sl_sink *s, shard_row *row, sl_err *err) {
 }
 
 static int emit_end(sl_sink *s, shard_row *row, sl_err *err) {
+    if (row->r.summed && row->row_sum != row->r.sum) return sl_sink_changed(s, &row->r, row->row_sum, err);
     sl_end_head e = {.states_sum = XXH3_64bits(row->sums, 8ull * row->n_frames), .n_frames = row->n_frames};
     const void *part[] = {&e, row->rel};
     uint64_t len[] = {sizeof e, 8ull * row->n_frames};
@@ -244,6 +247,18 @@ static int emit_end(sl_sink *s, shard_row *row, sl_err *err) {
 }
 
 /* ---- straight from the rings ---- */
+
+/* Tokens [t, ..) of the row: n bytes at p, summed for the comparison with what was validated. */
+static void sum_states(const sl_sink *s, slot *q, const uint8_t *p, uint64_t n, uint32_t t) {
+    uint64_t rb = (uint64_t)s->cfg.manifest.set.width * s->cfg.manifest.set.elem_size;
+    if (q->row->r.summed) sl_sum_states(p, n / rb, rb, t, &q->a, &q->b);
+}
+
+/* Whole tokens that are read twice from the nearer caches. */
+static uint64_t step_of(const sl_sink *s) {
+    uint64_t rb = (uint64_t)s->cfg.manifest.set.width * s->cfg.manifest.set.elem_size;
+    return rb < SUM_STEP ? SUM_STEP / rb * rb : rb;
+}
 
 /* The part of piece i that lies in the block: its bytes in *p, how many. */
 static uint64_t piece_of(const sl_sink *s, const slot *q, uint32_t i, const uint8_t **p) {
@@ -294,12 +309,14 @@ static int emit_direct(sl_sink *s, slot *q, sl_frame_head *f, sl_err *err) {
     const sl_row_in *r = &q->row->r;
     XXH3_state_t st;
     const uint8_t *p = NULL;
-    uint64_t left = f->enc_len;
+    uint64_t left = f->enc_len, rb = (uint64_t)s->cfg.manifest.set.width * s->cfg.manifest.set.elem_size, at = 0;
     XXH3_64bits_reset(&st);
-    for (uint32_t i = r->first[q->k]; i < r->first[q->k + 1]; i++) {
-        uint64_t n = piece_of(s, q, i, &p);
-        if (n) XXH3_64bits_update(&st, p, n);
-    }
+    for (uint32_t i = r->first[q->k]; i < r->first[q->k + 1]; i++)
+        for (uint64_t n = piece_of(s, q, i, &p), m; n; n -= m, p += m, at += m) {
+            m = n < step_of(s) ? n : step_of(s);
+            XXH3_64bits_update(&st, p, m);
+            sum_states(s, q, p, m, q->t0 + (uint32_t)(at / rb));
+        }
     f->raw_sum = f->enc_sum = XXH3_64bits_digest(&st);
     f->crc = sl_crc32c(0, f, sizeof *f - 4);
     int rc = append(s, f, sizeof *f, NULL, err);
@@ -334,12 +351,15 @@ static int emit_copied(sl_sink *s, slot *q, sl_frame_head *f, sl_err *err) {
     } else {
         const sl_row_in *r = &q->row->r;
         const uint8_t *p = NULL;
+        uint64_t rb = (uint64_t)s->cfg.manifest.set.width * s->cfg.manifest.set.elem_size, at = 0;
         XXH3_state_t st;
         XXH3_64bits_reset(&st);
-        for (uint32_t i = r->first[q->k]; !rc && i < r->first[q->k + 1]; i++) {
-            uint64_t n = piece_of(s, q, i, &p);
-            if (n) rc = append(s, p, n, &st, err);
-        }
+        for (uint32_t i = r->first[q->k]; !rc && i < r->first[q->k + 1]; i++)
+            for (uint64_t n = piece_of(s, q, i, &p), m; !rc && n; n -= m, p += m, at += m) {
+                m = n < step_of(s) ? n : step_of(s);
+                rc = append(s, p, m, &st, err);
+                sum_states(s, q, p, m, q->t0 + (uint32_t)(at / rb));
+            }
         f->raw_sum = f->enc_sum = XXH3_64bits_digest(&st);
     }
     f->crc = sl_crc32c(0, f, sizeof *f - 4);
@@ -372,6 +392,12 @@ static int emit_state(sl_sink *s, slot *q, sl_err *err) {
     if (!rc) rc = append(s, NULL, sl_frame_span(len) - sizeof f - len, NULL, err);
     row->sums[row->at++] = f.raw_sum;
     row->raw_bytes += raw;
+    row->a += q->a, row->b += q->b;
+    if (q->t0 + q->rows == row->r.T) {
+        uint64_t bytes = (uint64_t)row->r.T * c->width * c->elem_size;
+        row->row_sum = sl_sum_chain(row->row_sum, sl_sum_fold(row->a, row->b, bytes));
+        row->a = row->b = 0;
+    }
     return rc;
 }
 
@@ -398,6 +424,7 @@ static void compress(sl_job *j, unsigned worker) {
     }
     sl_block b = {q->rows, c->width, c->elem_size};
     q->raw_sum = XXH3_64bits(src, n);
+    sum_states(s, q, src, n, q->t0);
     q->rc = sl_codec_encode(s->ctx[worker], s->cfg.manifest.codec, b, src, q->out, sl_codec_bound(b), &q->len, &q->used,
                             &q->err);
     if (!q->rc) q->enc_sum = XXH3_64bits(q->out, q->len);

@@ -98,6 +98,11 @@ static void on_wait(void *arg, bool waiting) {
     sl_metric_regime(w->st->metrics, waiting ? SL_M_WAIT_OUT_NS : SL_M_BUSY_NS);
 }
 
+static void on_changed(void *arg, uint64_t seq) {
+    sl_writer *w = arg;
+    sl_metric_set(w->st->metrics, SL_M_DOUBT, seq + 1);
+}
+
 static void on_tick(void *arg) {
     sl_writer *w = arg;
     sl_metric_beat(w->st->metrics);
@@ -258,6 +263,35 @@ static void count_row(sl_writer *w, const sl_row_in *r) {
     }
 }
 
+static void reject(sl_row_in *row, sl_verdict v, uint64_t detail) {
+    row->verdict = v;
+    row->fault_k = 0xffff;
+    row->fault_token = UINT32_MAX;
+    row->detail = detail;
+}
+
+/* After a life that ended over a row, every row up to that one (others of its group may be no better) is looked at
+ * before anything of it is written. Were its states only read wrongly then, it is a row like any other. */
+static void look_first(sl_writer *w, sl_row_in *row) {
+    const sl_stage *st = w->st;
+    uint64_t doubt = sl_metric_get(st->metrics, st->proc, SL_M_DOUBT);
+    if (!doubt) return;
+    if (doubt == row->seq + 1) sl_metric_set(st->metrics, SL_M_DOUBT, 0);
+    if (row->verdict != SL_V_OK) return;
+    uint64_t found = sl_sink_row_sum(w->sink, row);
+    if (found == row->sum) {
+        if (doubt == row->seq + 1)
+            sl_log(SL_WARN, "row %" PRIu64 " of '%s': its states are the validated ones after all", row->row,
+                   row->name);
+        return;
+    }
+    sl_log(SL_ERROR,
+           "row %" PRIu64 " of '%s': its states changed in memory after they were validated (row sum %016" PRIx64
+           ", expected %016" PRIx64 "): rejected. A part of this machine's memory may be failing",
+           row->row, row->name, found, row->sum);
+    reject(row, SL_V_CHECKSUM, found);
+}
+
 static int put_row(sl_writer *w, const sl_batch_view *v, const sl_desc_sample *s, uint32_t epoch, sl_err *err) {
     const sl_batch_row *r = &v->rows[s->row];
     const sl_accepted_row *in;
@@ -286,6 +320,8 @@ static int put_row(sl_writer *w, const sl_batch_view *v, const sl_desc_sample *s
                      .fault_k = s->k,
                      .fault_token = s->token,
                      .detail = s->detail,
+                     .summed = s->verdict == SL_V_OK,
+                     .sum = s->detail,
                      .pieces = w->pieces,
                      .first = w->first};
     if (row.verdict >= SL_V_N)
@@ -293,11 +329,9 @@ static int put_row(sl_writer *w, const sl_batch_view *v, const sl_desc_sample *s
     if (row.verdict == SL_V_OK && !whole) {
         sl_log(SL_ERROR, "row %" PRIu64 " of '%s' was called good but not all of its chunks are in the rings: rejected",
                r->row, name);
-        row.verdict = SL_V_MISSING_SHARD;
-        row.fault_k = 0xffff;
-        row.fault_token = UINT32_MAX;
-        row.detail = 0;
+        reject(&row, SL_V_MISSING_SHARD, 0);
     }
+    look_first(w, &row);
     if (row.verdict != SL_V_OK)
         sl_log(SL_WARN, "row %" PRIu64 " of '%s' is rejected: %s; its states and the reason are in %s/quarantine",
                r->row, name, sl_verdict_name((sl_verdict)row.verdict), w->b->store);
@@ -574,6 +608,7 @@ int sl_writer_open(sl_writer **out, const sl_stage *st, sl_err *err) {
                      .on_pause = on_pause,
                      .on_tick = on_tick,
                      .on_wait = on_wait,
+                     .on_changed = on_changed,
                      .on_note = on_note};
     sl_writer_manifest(&c.manifest, b);
     if (!rc) rc = sl_sink_open(&w->sink, &c, err);

@@ -25,7 +25,7 @@ FAULTS = {
     "flatten": ("SHAPE", True), "lost-dim": ("SHAPE", True), "missing-shard": ("MISSING_SHARD", None),
     "wrong-place": ("ORDER", None), "layers-swapped": ("ORDER", True), "wrong-offset": ("CHECKSUM", None),
     "nan": ("NONFINITE", False), "zeros": ("CONSTANT", False), "previous": ("CONSTANT", None),
-    "diverge": ("RANKS_DISAGREE", True),
+    "diverge": ("RANKS_DISAGREE", True), "changed": ("CHECKSUM", False),
 }
 ROWS, BATCH = 40, 128
 
