@@ -203,6 +203,16 @@ static void another_store_is_refused(void **state) {
     assert_int_equal(sl_sink_open(&s, &c, &err), SL_ECONFIG);
     assert_non_null(strstr(err.msg, "f00d"));
     c.manifest = r.m;
+    strcpy(c.manifest.tokenizer_hash, "cc");
+    assert_int_equal(sl_sink_open(&s, &c, &err), SL_ECONFIG);
+    assert_non_null(strstr(err.msg, "begun with tokenizer aa and this run has cc"));
+    strcpy(c.manifest.tokenizer_hash, "none"); /* ids alone need none, and the others' stays named */
+    assert_int_equal(sl_sink_open(&s, &c, &err), 0);
+    sl_sink_close(s);
+    sl_manifest m;
+    assert_int_equal(sl_manifest_read(&m, store, &err), 0);
+    assert_string_equal(m.tokenizer_hash, "aa");
+    c.manifest = r.m;
     c.manifest.layout = SL_LAYOUT_FILES;
     assert_int_equal(sl_sink_open(&s, &c, &err), SL_ECONFIG);
     assert_non_null(strstr(err.msg, "layout shards"));

@@ -211,6 +211,15 @@ int sl_manifest_read(sl_manifest *m, const char *store, sl_err *err) {
     return bad ? sl_err_set(err, SL_ECONFIG, "%s: field '%s' is missing or not usable by this version", path, bad) : 0;
 }
 
+static bool named(const char *hash) {
+    return *hash && strcmp(hash, "none") != 0;
+}
+
+void sl_manifest_keep(sl_manifest *now, const sl_manifest *old) {
+    if (!named(now->tokenizer_hash)) memcpy(now->tokenizer_hash, old->tokenizer_hash, sizeof now->tokenizer_hash);
+    if (!named(now->template_hash)) memcpy(now->template_hash, old->template_hash, sizeof now->template_hash);
+}
+
 int sl_manifest_same(const sl_manifest *old, const sl_manifest *now, sl_err *err) {
     char a[1024], b[1024];
     const char *what = NULL;
@@ -224,6 +233,11 @@ int sl_manifest_same(const sl_manifest *old, const sl_manifest *now, sl_err *err
     if (strcmp(old->set.model, now->set.model))
         what = "model fingerprint", snprintf(a, sizeof a, "%s", old->set.model),
         snprintf(b, sizeof b, "%s", now->set.model);
+    /* A store of ids alone has none, and takes text later on. */
+    if (!what && strcmp(old->tokenizer_hash, now->tokenizer_hash) && named(old->tokenizer_hash) &&
+        named(now->tokenizer_hash))
+        what = "tokenizer", snprintf(a, sizeof a, "%s", old->tokenizer_hash),
+        snprintf(b, sizeof b, "%s", now->tokenizer_hash);
     if (!what) {
         sl_capture_text(&old->set, a, sizeof a);
         sl_capture_text(&now->set, b, sizeof b);

@@ -31,9 +31,11 @@ typedef struct sl_manifest {
  * another: it was damaged (or edited). */
 int sl_manifest_read(sl_manifest *m, const char *store, sl_err *err);
 int sl_manifest_write(const sl_manifest *m, const char *store, sl_err *err); /* SL_ETEMP when the disk is full */
-/* A store that was begun with `old` may go on with `now`: model, states, dtype, width and layout are equal. SL_ECONFIG
- * names the setting and both values. */
+/* A store that was begun with `old` may go on with `now`: model, states, dtype, width, layout and, where both have one,
+ * tokenizer are equal. SL_ECONFIG names the setting and both values. */
 int sl_manifest_same(const sl_manifest *old, const sl_manifest *now, sl_err *err);
+/* A run of ids alone has no tokenizer or template: those of the rows that are there stay named. */
+void sl_manifest_keep(sl_manifest *now, const sl_manifest *old);
 /* Settings of rows_made that differ, "train_on all-assistant, now all; ..." in buf; false when none does, or when the
  * older store does not say. */
 bool sl_manifest_rows_differ(const sl_manifest *old, const sl_manifest *now, char *buf, size_t cap);

@@ -161,15 +161,13 @@ static int open_manifest(sl_sink *s, sl_err *err) {
     int rc = sl_manifest_read(&old, s->store, err);
     if (!rc) rc = sl_manifest_same(&old, &s->cfg.manifest, err);
     if (rc) return rc;
-    if (strcmp(old.tokenizer_hash, s->cfg.manifest.tokenizer_hash) ||
-        strcmp(old.template_hash, s->cfg.manifest.template_hash))
-        sl_sink_note(
-            s, 1,
-            "the tokenizer or chat template is not the one that this store was begun with (%s/%s, now %s/%s): rows "
-            "that "
-            "were accepted stay as they are, new ones are made with these; for all rows alike choose another output "
-            "folder",
-            old.tokenizer_hash, old.template_hash, s->cfg.manifest.tokenizer_hash, s->cfg.manifest.template_hash);
+    sl_manifest_keep(&s->cfg.manifest, &old);
+    if (strcmp(old.template_hash, s->cfg.manifest.template_hash) != 0)
+        sl_sink_note(s, 1,
+                     "the chat template is not the one that this store was begun with (%s, now %s): rows that were "
+                     "accepted stay as they are, new ones are made with this one; for all rows alike choose another "
+                     "output folder",
+                     old.template_hash, s->cfg.manifest.template_hash);
     char differ[600];
     if (sl_manifest_rows_differ(&old, &s->cfg.manifest, differ, sizeof differ))
         sl_sink_note(
