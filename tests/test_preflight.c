@@ -136,6 +136,12 @@ static void codecs(void **s) {
         assert_int_equal(x->p.token_bytes, (uint64_t)x->c.boot.n_captures * x->c.boot.width * c[i].elem_size);
         drop(x);
     }
+#ifndef SL_HAVE_CUDA
+    plan *x = resolve((const char *const[]){"model.backend=auto", "model.precision=f32", NULL});
+    assert_string_equal(x->p.notes, "backend auto: cpu (built without CUDA)\ncodec zstd: the states are f32\n");
+    drop(x);
+    refused((const char *const[]){"model.backend=cuda", "model.precision=f32", NULL}, "this build has no CUDA backend");
+#endif
     refused(SET("model.precision=f32", "store.codec=bf16"), "codec = bf16 cannot hold f32 states");
     refused(SET("store.layout=files", "store.codec=zstd"), "codec must be none");
 }
@@ -170,13 +176,15 @@ static void memory(void **s) {
     plan *one = resolve(SET("parallel.groups=1", "capture.nll_every=0")),
          *two = resolve(SET("parallel.groups=2", "capture.nll_every=0")),
          *f32 = resolve(SET("model.precision=f32", "capture.nll_every=0")),
-         *low = resolve(SET("capture.layers=1", "capture.nll_every=0")), *nll = resolve(SET("capture.layers=1"));
+         *low = resolve(SET("capture.layers=1", "capture.nll_every=0")), *nll = resolve(SET("capture.layers=1")),
+         *all = resolve(SET("capture.layers=n"));
     uint64_t rank = one->p.rank_weights + one->p.rank_workspace;
     assert_int_equal(two->p.total - two->p.rings, one->p.total - one->p.rings + rank);
     assert_true(two->p.rings > one->p.rings);
     assert_true(f32->p.rank_workspace > one->p.rank_workspace);
     assert_true(low->p.rank_weights < one->p.rank_weights);
     assert_true(nll->p.rank_weights > low->p.rank_weights);
+    assert_int_equal(nll->p.rank_weights, all->p.rank_weights); /* the head reads the last state, captured or not */
     plan *p = one;
     p->p.available = 0; /* unknown */
     assert_int_equal(sl_preflight_memory(&p->p, &p->c, &e), 0);
@@ -190,7 +198,7 @@ static void memory(void **s) {
     assert_int_equal(x->p.available, 1 << 20);
     assert_int_equal(sl_preflight_memory(&x->p, &x->c, &e), SL_ECONFIG);
     if (!strstr(e.msg, "but 1 MiB are allowed by [memory] limit")) fail_msg("%s", e.msg);
-    drop(x), drop(one), drop(two), drop(f32), drop(low), drop(nll);
+    drop(x), drop(one), drop(two), drop(f32), drop(low), drop(nll), drop(all);
 }
 
 static void disk(void **s) {

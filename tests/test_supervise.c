@@ -227,7 +227,7 @@ static void the_row_that_kills_is_named(void **s) {
     (void)s;
     world *w = start(1, 2);
     sl_err e = {0};
-    w->cfg.poison_deaths = 5;
+    w->cfg.poison_deaths = 6;
     assert_int_equal(run(w, ready, 10, &e), 1);
     publish(w, 70);
     publish(w, 70);
@@ -250,17 +250,23 @@ static void the_row_that_kills_is_named(void **s) {
     assert_int_equal(run(w, obeyed, 10, &e), 1);
     die_at(w, 5);
     NAMED(1, 1u << 4, 1u << 2); /* row 4, the highest */
+    die_at(w, 9);
+    die_at(w, 9);
+    const uint64_t both = 1u << 8 | 1u << 4;
+    NAMED(1, both, 1u << 2);
     die_at(w, 2);
-    NAMED(1, 1u << 4, 1u << 2);
+    NAMED(1, both, 1u << 2);
     die_at(w, 3); /* another row: neither killed twice */
-    NAMED(1, 1u << 4, 1u << 2);
+    NAMED(1, both, 1u << 2);
     die_at(w, 71); /* there is no such row */
     die_at(w, 71);
-    NAMED(1, 1u << 4, 1u << 2);
+    NAMED(1, both, 1u << 2);
+    die_at(w, 2);
+    NAMED(1, both, 1u << 2);
     assert_int_equal(sl_ring_advance(w->gathered, 1, &e), 0);
     die_at(w, 71);
-    NAMED(1, 1u << 4, 1u << 2); /* the first death of batch 1 */
-    die_at(w, 2);
+    NAMED(1, both, 1u << 2); /* the first death of batch 1 */
+    die_at(w, 0);
     NAMED(2, 0, 0); /* all of its rows were running together, whatever was left of the batch before */
     die_at(w, 2);
     NAMED(2, 0, 0);
@@ -410,6 +416,19 @@ static void configuration_is_not_restarted(void **s) {
     }
 }
 
+/* An installation that is taken away under a running service. */
+static void a_program_that_is_gone_ends_the_daemon(void **s) {
+    (void)s;
+    world *w = start(1, 1);
+    sl_err e = {0};
+    assert_int_equal(run(w, ready, 10, &e), 1);
+    strcpy(w->cfg.stage_dir, "/nowhere");
+    order(w, "gather", "kill");
+    assert_int_equal(run(w, NULL, 10, &e), SL_ECONFIG);
+    if (!strstr(e.msg, "sluice-gather was not found")) fail_msg("%s", e.msg);
+    finish(w);
+}
+
 /* A folder that was named is the only place where programs are looked for. */
 static void a_named_folder_is_not_guessed_around(void **s) {
     (void)s;
@@ -539,6 +558,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(progress_is_a_stage_s_own),
         cmocka_unit_test(old_deaths_are_forgotten),
         cmocka_unit_test(configuration_is_not_restarted),
+        cmocka_unit_test(a_program_that_is_gone_ends_the_daemon),
         cmocka_unit_test(a_named_folder_is_not_guessed_around),
         cmocka_unit_test(watchdog_kills_what_hangs),
         cmocka_unit_test(drain_ends_with_zero),
