@@ -1,6 +1,6 @@
 /* A stage of every role that does no work, for test_supervise: it attaches like a real one, beats, and does what the
- * file <store>/do.<name> says: "exit N", "kill", "hang" (once), or "die" and "loading" (SIGKILL in every life; later
- * lives then die before they are READY). While draining it ends with 0. Each life adds a line with its epoch to
+ * file <store>/do.<name> says: "exit N", "kill", "hang" (once), "row N" (as a rank that runs row N - 1 alone), "kill row N"
+ * (and dies of it), or "die" and "loading" (SIGKILL in every life; later lives then die before they are READY). While draining it ends with 0. Each life adds a line with its epoch to
  * <store>/lives.<name>. */
 #include "ipc/boot.h"
 #include "ipc/doorbell.h"
@@ -27,6 +27,8 @@ static void obey(const sl_stage *s) {
     if (!f) return;
     if (!fgets(what, sizeof what, f)) what[0] = 0;
     fclose(f);
+    const char *row = strstr(what, "row ");
+    if (row) sl_metric_set(s->metrics, SL_M_ROW_AT, strtoull(row + 4, NULL, 10));
     if (strncmp(what, "die", 3) && strncmp(what, "loading", 7)) unlink(path);
     if (!strncmp(what, "exit ", 5)) _exit(atoi(what + 5));
     if (!strncmp(what, "kill", 4) || !strncmp(what, "die", 3)) kill(getpid(), SIGKILL);
@@ -42,6 +44,8 @@ int main(int argc, char **argv) {
     snprintf(path, sizeof path, "%s/lives.%s", s.boot->store, s.me->name);
     FILE *f = fopen(path, "a");
     if (f) fprintf(f, "%u\n", s.me->role == SL_ROLE_RANK ? atomic_load(&s.ctl[1 + s.me->group].epoch) : 0), fclose(f);
+    sl_metric_set(s.metrics, SL_M_ROW_AT, 0);
+    sl_metric_set(s.metrics, SL_M_STATE, SL_ST_LOADING);
     obey(&s); /* "loading": dies here, before it is ready, in every life but the first */
     sl_metric_set(s.metrics, SL_M_STATE, SL_ST_READY);
     while (!atomic_load(&s.ctl[0].draining)) {

@@ -3,6 +3,7 @@
  * finite, copies that fail; pinned memory that is not to be had. */
 #include "stages/compute/loader.h"
 #include "stages/compute/staging.h"
+#include <errno.h>
 #include <fcntl.h>
 #include <math.h>
 #include <stdarg.h>
@@ -14,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 /* ---- a device whose copies are late ---- */
@@ -84,6 +86,42 @@ static sl_ops ops_of(device *d, int staged) {
         o.upload_wait = dev_wait;
     }
     return o;
+}
+
+/* ---- what the kernel says of a read that must not wait, and of direct ones ---- */
+
+typedef enum {
+    AS_IT_IS,
+    NOT_IN_MEMORY, /* every byte would have to be waited for */
+    CANNOT_TELL,   /* no such file system */
+    HALF_IN_MEMORY,
+    REFUSES,    /* direct reads are refused after all */
+    ENDS_ODDLY, /* direct reads come back short, in the middle of a block */
+    SHORT,      /* a part at a time */
+    FAILS
+} kernel_says;
+static kernel_says kernel;
+static _Atomic unsigned n_direct, n_crooked;
+
+ssize_t __real_preadv2(int fd, const struct iovec *v, int n, off_t off, int flags);
+ssize_t __wrap_preadv2(int fd, const struct iovec *v, int n, off_t off, int flags);
+ssize_t __wrap_preadv2(int fd, const struct iovec *v, int n, off_t off, int flags) {
+    struct iovec part = *v;
+    if (kernel == CANNOT_TELL) return errno = EOPNOTSUPP, -1;
+    if (kernel != AS_IT_IS && kernel != HALF_IN_MEMORY) return errno = EAGAIN, -1;
+    if (kernel == HALF_IN_MEMORY && part.iov_len > 1) part.iov_len /= 2;
+    return __real_preadv2(fd, &part, n, off, flags);
+}
+ssize_t __real_pread(int fd, void *buf, size_t n, off_t off);
+ssize_t __wrap_pread(int fd, void *buf, size_t n, off_t off);
+ssize_t __wrap_pread(int fd, void *buf, size_t n, off_t off) {
+    if (!(fcntl(fd, F_GETFL) & O_DIRECT)) return __real_pread(fd, buf, n, off);
+    n_direct++;
+    if (off % 4096 || n % 4096 || (uintptr_t)buf % 4096) n_crooked++;
+    if (kernel == REFUSES) return errno = EINVAL, -1;
+    if (kernel == FAILS) return errno = EIO, -1;
+    ssize_t r = __real_pread(fd, buf, n, off), most = kernel == ENDS_ODDLY ? 5000 : kernel == SHORT ? 1 << 20 : r;
+    return r < most ? r : most;
 }
 
 /* ---- a checkpoint of one tensor ---- */
@@ -220,6 +258,29 @@ static void test_extents(void **state) {
     for (int i = 0; i < 4; i++) all_extents(i & 1, i >> 1);
 }
 
+/* Whatever the kernel has in memory and makes of direct reads, the bytes are the same; direct reads are aligned, are
+ * made where bytes would have to be waited for, and not where nobody can tell. */
+static void test_what_the_kernel_says(void **state) {
+    (void)state;
+    int fd = open(path, O_RDONLY | O_DIRECT);
+    if (fd < 0) print_message("no direct reads in this folder: they are not tried\n");
+    for (kernel = NOT_IN_MEMORY; kernel < FAILS; kernel++) {
+        n_direct = n_crooked = 0;
+        all_extents(1, 0);
+        if (n_crooked) fail_msg("kernel %d: %u direct reads are not aligned", (int)kernel, n_crooked);
+        if (fd >= 0 && (kernel == CANNOT_TELL ? n_direct != 0 : !n_direct))
+            fail_msg("kernel %d: %u direct reads", (int)kernel, n_direct);
+    }
+    if (fd >= 0) close(fd);
+    kernel = AS_IT_IS;
+}
+
+static int open_files(void) {
+    int n = 0;
+    for (int fd = 0; fd < 256; fd++) n += fcntl(fd, F_GETFD) >= 0;
+    return n;
+}
+
 /* Reads everything; expects `code` and a message with all of `says`. */
 static void expect(const sl_ops *use, sl_source *src, uint64_t bytes, sl_finite_check check, int code,
                    const char *const *says) {
@@ -279,6 +340,76 @@ static void test_not_finite(void **state) { /* random bits are not finite somewh
     }
 }
 
+/* A read that fails is neither taken for the end of the file nor tried otherwise: the disk is going. */
+static void test_failing_disk(void **state) {
+    (void)state;
+    device d = {0};
+    sl_ops ops = ops_of(&d, 1);
+    sl_source src;
+    int before = open_files(), fd = open(path, O_RDONLY | O_DIRECT);
+    if (fd < 0) skip();
+    close(fd);
+    assert_int_equal(sl_source_open(&src, dir, NULL), 0);
+    kernel = FAILS;
+    expect(&ops, &src, BYTES, unchecked, SL_ETEMP, (const char *const[]){path, "cannot read at byte", NULL});
+    kernel = AS_IT_IS;
+    sl_source_close(&src);
+    assert_int_equal(open_files(), before);
+}
+
+/* Values that are not finite are found in every row and at the right places of every chunk, and looked for nowhere
+ * else: blocks of 34 bytes do not end where chunks do. */
+static void check_made(const uint8_t *made, uint64_t bytes, uint64_t off, uint64_t rows, uint64_t pitch, uint64_t piece,
+                       sl_finite kind, int code, int line) {
+    char folder[] = "test_loader_made.XXXXXX", file[64], head[128];
+    assert_non_null(mkdtemp(folder));
+    uint64_t n =
+        (uint64_t)snprintf(head, sizeof head, "{\"t\":{\"dtype\":\"U8\",\"shape\":[%llu],\"data_offsets\":[0,%llu]}}",
+                           (unsigned long long)bytes, (unsigned long long)bytes);
+    snprintf(file, sizeof file, "%s/model.safetensors", folder);
+    FILE *f = fopen(file, "wb");
+    assert_true(f && fwrite(&n, 8, 1, f) == 1 && fwrite(head, 1, n, f) == n && fwrite(made, 1, bytes, f) == bytes);
+    assert_int_equal(fclose(f), 0);
+    for (int staged = 0; staged < 2; staged++) {
+        device d = {0};
+        sl_ops ops = ops_of(&d, staged);
+        sl_source src;
+        sl_loader *r;
+        sl_err err = {0};
+        uint8_t *dst = malloc(rows * piece);
+        assert_int_equal(sl_source_open(&src, folder, NULL), 0);
+        assert_int_equal(sl_loader_open(&r, &src, &ops, NULL, &err), 0);
+        int rc = sl_loader_add(r, 0, 8 + n + off, rows, pitch, piece, dst, (sl_finite_check){kind, "t", 0}, &err);
+        if (!rc) rc = sl_loader_finish(r, &err);
+        sl_loader_close(r);
+        if (rc != code) fail_msg("line %d, staged %d: %d '%s', expected %d", line, staged, rc, err.msg, code);
+        sl_source_close(&src);
+        free(dst);
+    }
+    assert_int_equal(unlink(file) || rmdir(folder), 0);
+}
+static void test_where_values_are(void **state) {
+    (void)state;
+    uint64_t bytes = 34 * 600000ull;
+    uint8_t *x = malloc(bytes);
+    memset(x, 0xff, bytes); /* no scale may be that */
+    for (uint64_t i = 0; i < bytes; i += 34) x[i] = 0, x[i + 1] = 0x3c;
+    check_made(x, bytes, 0, 1, bytes, bytes, SL_FINITE_Q8_0, 0, __LINE__);
+    check_made(x, bytes, 34, 3, 3400, 340, SL_FINITE_Q8_0, 0, __LINE__);
+    x[34 * 500000 + 1] = 0x7c;
+    check_made(x, bytes, 0, 1, bytes, bytes, SL_FINITE_Q8_0, SL_EDATA, __LINE__);
+    memset(x, 0x3c, bytes);
+    memset(x + 340, 0xff, 3060); /* a gap */
+    for (int row = 0; row < 3; row++) {
+        check_made(x, 34000, 0, 3, 3400, 340, SL_FINITE_BF16, 0, __LINE__);
+        check_made(x, 34000, 0, 3, 600, 340, SL_FINITE_BF16, SL_EDATA, __LINE__); /* rows that reach into the gap */
+        memset(x + row * 3400 + 338, 0xff, 2);
+        check_made(x, 34000, 0, 3, 3400, 340, SL_FINITE_BF16, SL_EDATA, __LINE__);
+        memset(x + row * 3400 + 338, 0x3c, 2);
+    }
+    free(x);
+}
+
 static void test_device_errors(void **state) {
     (void)state;
     sl_source src;
@@ -318,7 +449,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_extents),          cmocka_unit_test(test_cut),
         cmocka_unit_test(test_not_finite),       cmocka_unit_test(test_device_errors),
-        cmocka_unit_test(test_no_pinned_memory),
+        cmocka_unit_test(test_no_pinned_memory), cmocka_unit_test(test_what_the_kernel_says),
+        cmocka_unit_test(test_failing_disk),     cmocka_unit_test(test_where_values_are),
     };
     return cmocka_run_group_tests(tests, make_files, remove_files);
 }

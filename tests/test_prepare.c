@@ -127,6 +127,49 @@ static void borders(void **state) {
     json_decref(glue.vars);
 }
 
+/* Spans to tokens, with ids and offsets as some tokenizer might give them. */
+static void spans_to_tokens(void **state) {
+    (void)state;
+    static const struct {
+        const char *text;
+        int32_t ids[4];
+        uint32_t off[4];
+        size_t n;
+        sl_span spans[2];
+        const char *want; /* the mask, or what the refusal says */
+    } c[] = {
+        {"ok hi", {259, 32, 256}, {0, 2, 3}, 3, {{3, 5}}, "001"},
+        {"ok hi", {259, 32, 256}, {0, 2, 3}, 3, {{2, 3}}, "010"},
+        {"ok hi", {259, 32, 256}, {0, 2, 3}, 3, {{0, 2}, {3, 5}}, "101"},
+        {"ok hi", {259, 32, 256}, {0, 2, 3}, 3, {{1, 1}, {3, 5}}, "001"}, /* an empty span is none */
+        {"a: hi", {97, 258, 256}, {0, 1, 3}, 3, {{1, 2}}, "010"},         /* white space comes along behind ... */
+        {"b a", {98, 257}, {0, 1}, 2, {{2, 3}}, "01"},                    /* ... and before */
+        {"a: hi", {97, 258, 256}, {0, 1, 3}, 3, {{1, 2}, {2, 3}}, "010"}, /* one token of two spans */
+        {"axy", {97, 261}, {0, 1}, 2, {{0, 2}}, "token 1 mixes"},
+        {"xya", {261, 97}, {0, 2}, 2, {{1, 3}}, "token 0 mixes"},
+        {"ab", {98}, {1}, 1, {{0, 2}}, "tokens 0..1 do not cover bytes 0..2"},
+        {"ab", {0}, {0}, 0, {{0, 2}}, "no token lies in bytes 0..2"},
+        {"ab", {97, 98}, {0, 1}, 2, {{0, 3}}, "span 0 ends at byte 3 of 2"},
+        {"ab", {97, 99}, {0, 1}, 2, {{0, 2}}, "do not decode"},
+        {"ab", {97, 9999}, {0, 1}, 2, {{0, 2}}, "do not decode"},
+        {"e\xcc\x81", {0xc3, 0xa9}, {0, 1}, 2, {{0, 3}}, "11"}, /* a tokenizer that composes what it reads */
+        {"e\xcc\x81", {0xc3, 0xa8}, {0, 1}, 2, {{0, 3}}, "do not decode"},
+    };
+    for (size_t i = 0; i < sizeof c / sizeof *c; i++) {
+        sl_ids ids = {.ids = (int32_t *)c[i].ids, .off = (uint32_t *)c[i].off, .n = c[i].n};
+        uint8_t mask[4];
+        char got[256] = "";
+        memset(&e, 0, sizeof e);
+        memset(mask, 9, sizeof mask);
+        sl_reason r =
+            sl_mask_tokens(tok, &ids, c[i].text, strlen(c[i].text), c[i].spans, c[i].spans[1].b ? 2 : 1, mask, &e);
+        for (size_t t = 0; !r && t < c[i].n; t++) got[t] = (char)('0' + mask[t]);
+        if (r) snprintf(got, sizeof got, "%.200s", e.msg);
+        if (r ? r != SL_R_MASK || !strstr(got, c[i].want) : strcmp(got, c[i].want) != 0)
+            fail_msg("case %zu, '%s': got %s, expected %s", i, c[i].text, got, c[i].want);
+    }
+}
+
 static void without(void **state) {
     (void)state;
     sl_preparer *p;
@@ -177,8 +220,10 @@ int main(int argc, char **argv) {
         printf("%s\n", e.msg);
         return 1;
     }
-    const struct CMUnitTest tests[] = {cmocka_unit_test(lengths), cmocka_unit_test(chats),   cmocka_unit_test(texts),
-                                       cmocka_unit_test(borders), cmocka_unit_test(without), cmocka_unit_test(big)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(lengths), cmocka_unit_test(chats),           cmocka_unit_test(texts),
+        cmocka_unit_test(borders), cmocka_unit_test(spans_to_tokens), cmocka_unit_test(without),
+        cmocka_unit_test(big)};
     int rc = cmocka_run_group_tests(tests, NULL, NULL);
     sl_template_free(own);
     sl_tokenizer_free(tok);

@@ -19,7 +19,7 @@ typedef struct world {
     sl_config cfg;
     sl_topo topo;
     sl_super super;
-    sl_ring *producer, *gathered;
+    sl_ring *producer, *gathered, *released;
 } world;
 
 static world *start(uint32_t dp, uint32_t tp) {
@@ -42,6 +42,7 @@ static world *start(uint32_t dp, uint32_t tp) {
     if (sl_topo_plan(&w->topo, b, c, &e) || sl_topo_create(&w->topo, false, &e)) fail_msg("%s", e.msg);
     assert_int_equal(sl_ring_attach(&w->producer, b->groups[0].batch_fd, SL_RING_PRODUCER, &e), 0);
     assert_int_equal(sl_ring_attach(&w->gathered, b->groups[0].batch_fd, SL_BATCH_GATHERED, &e), 0);
+    assert_int_equal(sl_ring_attach(&w->released, b->groups[0].batch_fd, SL_BATCH_RELEASED, &e), 0);
     if (sl_super_start(&w->super, c, &w->topo, &e)) fail_msg("%s", e.msg);
     return w;
 }
@@ -49,7 +50,7 @@ static world *start(uint32_t dp, uint32_t tp) {
 static void finish(world *w) {
     char cmd[1200];
     sl_super_kill(&w->super, "test over");
-    sl_ring_detach(w->producer), sl_ring_detach(w->gathered);
+    sl_ring_detach(w->producer), sl_ring_detach(w->gathered), sl_ring_detach(w->released);
     sl_topo_destroy(&w->topo);
     snprintf(cmd, sizeof cmd, "rm -rf %s", w->cfg.boot.store);
     assert_int_equal(system(cmd), 0);
@@ -106,6 +107,11 @@ static bool past_epoch(world *w) {
 }
 static bool restarted(world *w) {
     return w->super.proc[want_proc].restarts >= want_restarts && ready(w);
+}
+static bool obeyed(world *w) { /* the order was read */
+    char path[1200];
+    snprintf(path, sizeof path, "%s/do.rank0.0", w->cfg.boot.store);
+    return access(path, F_OK) != 0;
 }
 static bool no_suspect(world *w) {
     return !atomic_load(&w->topo.ctl[1].suspect);
@@ -195,6 +201,96 @@ static void several_rows_are_poison_only_after_many_deaths(void **s) {
     finish(w);
 }
 
+/* Rank 1 of group 0 dies while it runs `row` alone (0: it runs all of them), and the group has come back. */
+static void die_at(world *w, unsigned row) {
+    char what[32];
+    sl_err e = {0};
+    snprintf(what, sizeof what, "kill row %u", row);
+    want_epoch = epoch(w, 0) + 1;
+    order(w, "rank0.1", what);
+    assert_int_equal(run(w, at_epoch, 10, &e), 1);
+}
+static void expect_named(world *w, uint64_t isolate, uint64_t word0, uint64_t word1, int line) {
+    sl_ctl_page *c = &w->topo.ctl[1];
+    uint64_t got[3] = {atomic_load(&c->isolate_bpos), atomic_load(&c->poison_rows[0]), atomic_load(&c->poison_rows[1])};
+    if (got[0] != isolate || got[1] != word0 || got[2] != word1 || atomic_load(&c->poison_bpos))
+        fail_msg("line %d: isolated %llu, named %llx %llx, whole batch %llu; expected %llu, %llx %llx, 0", line,
+                 (unsigned long long)got[0], (unsigned long long)got[1], (unsigned long long)got[2],
+                 (unsigned long long)atomic_load(&c->poison_bpos), (unsigned long long)isolate,
+                 (unsigned long long)word0, (unsigned long long)word1);
+}
+#define NAMED(isolate, word0, word1) expect_named(w, isolate, word0, word1, __LINE__)
+
+/* The row that killed twice when it ran alone is named, by its own bit, and no other; each name starts the count of the
+ * whole batch again, and the next batch starts without names. */
+static void the_row_that_kills_is_named(void **s) {
+    (void)s;
+    world *w = start(1, 2);
+    sl_err e = {0};
+    w->cfg.poison_deaths = 6;
+    assert_int_equal(run(w, ready, 10, &e), 1);
+    publish(w, 70);
+    publish(w, 70);
+    die_at(w, 0);
+    NAMED(0, 0, 0); /* once may be chance */
+    die_at(w, 0);
+    NAMED(1, 0, 0);
+    die_at(w, 67);
+    NAMED(1, 0, 0);
+    die_at(w, 67);
+    NAMED(1, 0, 1u << 2); /* row 66 */
+    bool said = false;
+    for (uint64_t i = 0; i < w->super.n_events; i++)
+        said |= strstr(w->super.event[i].msg, "row 66 of batch position 0 killed the group twice") &&
+                strstr(w->super.event[i].msg, "the other 69 rows");
+    assert_true(said);
+    die_at(w, 5); /* rank 0 has not come to it yet */
+    NAMED(1, 0, 1u << 2);
+    order(w, "rank0.0", "row 4");
+    assert_int_equal(run(w, obeyed, 10, &e), 1);
+    die_at(w, 5);
+    NAMED(1, 1u << 4, 1u << 2); /* row 4, the highest */
+    die_at(w, 9);
+    die_at(w, 9);
+    const uint64_t both = 1u << 8 | 1u << 4;
+    NAMED(1, both, 1u << 2);
+    die_at(w, 2);
+    NAMED(1, both, 1u << 2);
+    die_at(w, 3); /* another row: neither killed twice */
+    NAMED(1, both, 1u << 2);
+    die_at(w, 71); /* there is no such row */
+    die_at(w, 71);
+    NAMED(1, both, 1u << 2);
+    die_at(w, 2);
+    NAMED(1, both, 1u << 2);
+    assert_int_equal(sl_ring_advance(w->gathered, 1, &e), 0);
+    die_at(w, 71);
+    NAMED(1, both, 1u << 2); /* the first death of batch 1 */
+    die_at(w, 0);
+    NAMED(2, 0, 0); /* all of its rows were running together, whatever was left of the batch before */
+    die_at(w, 2);
+    NAMED(2, 0, 0);
+    die_at(w, 2);
+    NAMED(2, 1u << 1, 0);
+    finish(w);
+}
+
+/* Without a limit, and with more rows than can be told apart, nothing is named; the count goes on. */
+static void what_cannot_be_told_is_not_named(void **s) {
+    (void)s;
+    world *w = start(1, 2);
+    sl_err e = {0};
+    w->cfg.poison_deaths = 0;
+    assert_int_equal(run(w, ready, 10, &e), 1);
+    publish(w, SL_ISOLATE_ROWS + 1);
+    for (unsigned i = 1; i <= 4; i++) {
+        die_at(w, 1);
+        NAMED(0, 0, 0);
+        assert_int_equal(atomic_load(&w->topo.ctl[1].deaths), i);
+    }
+    finish(w);
+}
+
 static void a_rank_that_cannot_load_blames_no_row(void **s) {
     (void)s;
     world *w = start(1, 1);
@@ -252,16 +348,98 @@ static void progress_gives_the_budget_back(void **s) {
     finish(w);
 }
 
+/* What counts as progress is the stage's own: 0 feeder publishes, 1 gather gathers, 2 writer releases. */
+static void advance(world *w, unsigned kind) {
+    sl_err e = {0};
+    if (kind == 0)
+        publish(w, 1);
+    else if (kind == 1)
+        assert_int_equal(sl_ring_advance(w->gathered, sl_ring_pos(w->gathered, SL_BATCH_GATHERED) + 1, &e), 0);
+    else
+        assert_int_equal(sl_ring_advance(w->released, sl_ring_pos(w->released, SL_BATCH_RELEASED) + 1, &e), 0);
+}
+static void progress_is_a_stage_s_own(void **s) {
+    (void)s;
+    static const char *const names[] = {"feeder", "gather", "writer"};
+    for (unsigned stage = 0; stage < 3; stage++)
+        for (unsigned own = 0; own < 2; own++) {
+            world *w = start(1, 1);
+            sl_err e = {0};
+            w->cfg.restart_budget = 1;
+            assert_int_equal(run(w, ready, 10, &e), 1);
+            for (unsigned i = 0; i < 6; i++) advance(w, i < 4 ? 0 : 1); /* so that each can go on twice */
+            want_proc = SL_PROC_FEEDER + stage;
+            int rc = 1;
+            for (unsigned death = 1; death <= 3 && rc > 0; death++) {
+                for (unsigned kind = 0; kind < 3; kind++)
+                    if (death > 1 && own == (kind == stage)) advance(w, kind);
+                want_restarts = death;
+                order(w, names[stage], "kill");
+                rc = run(w, restarted, 10, &e);
+            }
+            if (rc != (own ? 1 : SL_ETEMP))
+                fail_msg("%s, %s progress: %d %s", names[stage], own ? "its own" : "others'", rc, e.msg);
+            finish(w);
+        }
+}
+
+/* Deaths that are further apart than the window do not add up. */
+static void old_deaths_are_forgotten(void **s) {
+    (void)s;
+    world *w = start(1, 1);
+    sl_err e = {0};
+    w->cfg.restart_budget = 1, w->cfg.restart_window_ms = 0;
+    assert_int_equal(run(w, ready, 10, &e), 1);
+    want_proc = SL_PROC_WRITER;
+    for (want_restarts = 1; want_restarts <= 3; want_restarts++) {
+        order(w, "writer", "kill");
+        assert_int_equal(run(w, restarted, 10, &e), 1);
+    }
+    finish(w);
+}
+
 static void configuration_is_not_restarted(void **s) {
+    (void)s;
+    static const struct {
+        const char *order;
+        int code;
+    } ends[] = {{"exit 78", SL_ECONFIG}, {"exit 2", SL_EUSAGE}};
+    for (size_t i = 0; i < 2; i++) {
+        world *w = start(1, 1);
+        sl_err e = {0};
+        assert_int_equal(run(w, ready, 10, &e), 1);
+        order(w, "rank0.0", ends[i].order);
+        assert_int_equal(run(w, NULL, 10, &e), ends[i].code);
+        assert_non_null(strstr(e.msg, "rank0.0 refused to run"));
+        assert_int_equal(w->super.proc[SL_PROC_RANKS].restarts, 0);
+        finish(w);
+    }
+}
+
+/* An installation that is taken away under a running service. */
+static void a_program_that_is_gone_ends_the_daemon(void **s) {
     (void)s;
     world *w = start(1, 1);
     sl_err e = {0};
     assert_int_equal(run(w, ready, 10, &e), 1);
-    order(w, "rank0.0", "exit 78");
+    strcpy(w->cfg.stage_dir, "/nowhere");
+    order(w, "gather", "kill");
     assert_int_equal(run(w, NULL, 10, &e), SL_ECONFIG);
-    assert_non_null(strstr(e.msg, "rank0.0 refused to run"));
-    assert_int_equal(w->super.proc[SL_PROC_RANKS].restarts, 0);
+    if (!strstr(e.msg, "sluice-gather was not found")) fail_msg("%s", e.msg);
     finish(w);
+}
+
+/* A folder that was named is the only place where programs are looked for. */
+static void a_named_folder_is_not_guessed_around(void **s) {
+    (void)s;
+    sl_config c = {.stage_dir = "/nowhere"};
+    sl_err e = {0};
+    char path[1200];
+    assert_int_equal(sl_supervise_stage_path(&c, SL_ROLE_GATHER, path, sizeof path, &e), SL_ECONFIG);
+    if (!strstr(e.msg, "sluice-gather was not found (tried /nowhere/sluice-gather)")) fail_msg("%s", e.msg);
+    snprintf(c.stage_dir, sizeof c.stage_dir, "%s", stage_dir);
+    if (sl_supervise_stage_path(&c, SL_ROLE_GATHER, path, sizeof path, &e)) fail_msg("%s", e.msg);
+    assert_non_null(strstr(path, "/sluice-gather"));
 }
 
 static void watchdog_kills_what_hangs(void **s) {
@@ -371,11 +549,17 @@ int main(int argc, char **argv) {
         cmocka_unit_test(feeder_gather_and_writer_are_domains_of_their_own),
         cmocka_unit_test(two_deaths_make_suspects_and_a_lone_row_is_poison),
         cmocka_unit_test(several_rows_are_poison_only_after_many_deaths),
+        cmocka_unit_test(the_row_that_kills_is_named),
+        cmocka_unit_test(what_cannot_be_told_is_not_named),
         cmocka_unit_test(a_rank_that_cannot_load_blames_no_row),
         cmocka_unit_test(idle_deaths_blame_no_row),
         cmocka_unit_test(budget_ends_the_daemon),
         cmocka_unit_test(progress_gives_the_budget_back),
+        cmocka_unit_test(progress_is_a_stage_s_own),
+        cmocka_unit_test(old_deaths_are_forgotten),
         cmocka_unit_test(configuration_is_not_restarted),
+        cmocka_unit_test(a_program_that_is_gone_ends_the_daemon),
+        cmocka_unit_test(a_named_folder_is_not_guessed_around),
         cmocka_unit_test(watchdog_kills_what_hangs),
         cmocka_unit_test(drain_ends_with_zero),
         cmocka_unit_test(death_while_draining_is_made_good),

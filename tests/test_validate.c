@@ -270,6 +270,75 @@ static rig_act bad_batch_no(rig *g, uint32_t r, sl_desc *d, uint16_t *p) {
     if (r == 0 && d->h.kind == SL_DESC_END) END(d)->batch_no++;
     return ACT_KEEP;
 }
+static rig_act start_elsewhere(rig *g, uint32_t r, sl_desc *d, uint16_t *p) {
+    (void)p;
+    if (r == g->N - 1 && is_chunk(d, 0, 0)) CHUNK(d)->bpos = 1ull << 60;
+    return ACT_KEEP;
+}
+static rig_act start_of_epoch_zero(rig *g, uint32_t r, sl_desc *d, uint16_t *p) {
+    (void)p;
+    if (r == g->N - 1 && is_chunk(d, 0, 0)) d->h.epoch = 0;
+    return ACT_KEEP;
+}
+static rig_act start_to_come(rig *g, uint32_t r, sl_desc *d, uint16_t *p) {
+    (void)g, (void)p;
+    if (r == 0 && is_chunk(d, 0, 0)) d->h.epoch = 99;
+    return ACT_KEEP;
+}
+static rig_act start_to_come_of_the_next(rig *g, uint32_t r, sl_desc *d, uint16_t *p) {
+    if (r == 0 && is_chunk(d, 0, 0)) CHUNK(d)->bpos++;
+    return start_to_come(g, r, d, p);
+}
+static rig_act next_in_the_middle(rig *g, uint32_t r, sl_desc *d, uint16_t *p) {
+    (void)p;
+    if (r == g->N - 1 && is_chunk(d, 1, 1)) CHUNK(d)->bpos++;
+    return ACT_KEEP;
+}
+/* Rows 1 and 2 as they are, in the other order. */
+static rig_act rows_change_places(rig *g, uint32_t r, sl_desc *d, uint16_t *p) {
+    (void)r, (void)p;
+    if (d->h.kind != SL_DESC_ROW || (ROW(d)->row != 1 && ROW(d)->row != 2)) return ACT_KEEP;
+    uint32_t i = ROW(d)->row == 1 ? 2 : 1;
+    ROW(d)->row = i;
+    ROW(d)->T = T[i];
+    ROW(d)->token_sum = sl_sum64(g->now.ids + (i == 1 ? 10 : 30), 4ull * T[i]);
+    return ACT_KEEP;
+}
+static rig_act row_twice(rig *g, uint32_t r, sl_desc *d, uint16_t *p) {
+    (void)g, (void)r, (void)p;
+    return d->h.kind == SL_DESC_ROW && ROW(d)->row == 2 ? ACT_TWICE : ACT_KEEP;
+}
+static rig_act end_of_another(rig *g, uint32_t r, sl_desc *d, uint16_t *p) {
+    (void)g, (void)p;
+    if (r == 0 && d->h.kind == SL_DESC_END) END(d)->rank = 9;
+    return ACT_KEEP;
+}
+/* The END tells what was sent: only the chunk that was not is missing. */
+static rig_act chunk_gone_and_told(rig *g, uint32_t r, sl_desc *d, uint16_t *p) {
+    if (d->h.kind == SL_DESC_END && sl_chunk_owner(g->now.bpos, 2, 1, g->N) == r) END(d)->n_chunks--;
+    return chunk_gone(g, r, d, p);
+}
+static rig_act row_shorter(rig *g, uint32_t r, sl_desc *d, uint16_t *p) {
+    (void)g, (void)r, (void)p;
+    if (d->h.kind == SL_DESC_ROW && ROW(d)->row == 3) ROW(d)->T--;
+    return ACT_KEEP;
+}
+/* The one that is found first explains less than the one that is found then. */
+static rig_act two_faults(rig *g, uint32_t r, sl_desc *d, uint16_t *p) {
+    if (r == 0 && is_chunk(d, 2, 2)) CHUNK(d)->hidx = 77;
+    return chunk_shorter(g, r, d, p);
+}
+static void three_repeated(rig *g, uint32_t r, uint16_t *s) {
+    (void)r;
+    for (unsigned t = 13; t < 16; t++) copy_state(g, s, 2, t, 2, 12);
+}
+static void three_of_others(rig *g, uint32_t r, uint16_t *s) { /* three of twenty, spread over the row */
+    (void)r;
+    for (unsigned i = 0; i < 3; i++)
+        for (unsigned k = 1; k < g->K; k++)
+            memcpy(state_at(g, s, k, 12 + 5 * i), g->before.states + ((size_t)k * g->before.n_tokens + 40 + i) * g->H,
+                   g->H * 2);
+}
 static rig_act no_end(rig *g, uint32_t r, sl_desc *d, uint16_t *p) {
     (void)p;
     return r == g->N - 1 && d->h.kind == SL_DESC_END ? ACT_DROP : ACT_KEEP;
@@ -283,6 +352,7 @@ typedef struct fault_case {
     sl_verdict verdict;
     uint32_t rows;
     uint32_t k, token; /* of the lowest condemned row; ANY: not checked */
+    uint64_t detail;   /* the same; 0: not checked */
 } fault_case;
 static const fault_case cases[] = {
     {"ROW says another length", {.desc = row_longer}, 1, SL_V_COUNT, 0x08, ANY, ANY},
@@ -320,7 +390,14 @@ static const fault_case cases[] = {
     {"embeddings of zeros", {.states = zero_embeddings}, 1, SL_V_CONSTANT, 0x08, 0, 0},
     {"repeated states", {.states = repeated}, 1, SL_V_CONSTANT, 0x02, 2, 3},
     {"a layer twice", {.states = same_layers}, 1, SL_V_CONSTANT, 0x10, 2, 0},
-    {"the states of an earlier row", {.states = earlier_row}, 1, SL_V_CONSTANT, 0x08, ANY, 0},
+    {"the states of an earlier row",
+     {.states = earlier_row},
+     1,
+     SL_V_CONSTANT,
+     0x08,
+     ANY,
+     0,
+     (uint64_t)SL_CONST_ROWS << 32 | 6},
     {"the states of the row before", {.states = row_before}, 1, SL_V_CONSTANT, 0x20, ANY, 0},
     {"the batch before, shifted", {.states = earlier_batch_shifted}, 1, SL_V_CONSTANT, ALL, ANY, ANY},
     {"a flipped bit", {.desc = flipped_bit}, 1, SL_V_CHECKSUM, 0x0e, 1, 6},
@@ -330,6 +407,33 @@ static const fault_case cases[] = {
     {"one rank diverges", {.states = diverging}, 2, SL_V_RANKS_DISAGREE, 0x20, 1, 0},
     {"payload does not come", {.desc = payload_gone}, 1, SL_V_MISSING_SHARD, 0x0e, 2, 6},
     {"chunk does not come", {.desc = chunk_gone}, 1, SL_V_MISSING_SHARD, 0x0e, 2, 6},
+    {"chunk does not come, and END says so", {.desc = chunk_gone_and_told}, 1, SL_V_MISSING_SHARD, 0x0e, 2, 6},
+    {"false batch position at the start", {.desc = start_elsewhere}, 1, SL_V_ORDER, ALL, ANY, ANY},
+    {"the next batch's position in the middle", {.desc = next_in_the_middle}, 1, SL_V_ORDER, ALL, ANY, ANY},
+    {"epoch 0 at the start", {.desc = start_of_epoch_zero}, 1, SL_V_EPOCH, ALL, ANY, ANY},
+    {"an epoch to come at the start", {.desc = start_to_come}, 1, SL_V_EPOCH, ALL, ANY, ANY, 99},
+    {"the same, of the next batch", {.desc = start_to_come_of_the_next}, 1, SL_V_EPOCH, ALL, ANY, ANY, 99},
+    {"ROWs change places", {.desc = rows_change_places}, 1, SL_V_ORDER, 0x02, ANY, ANY},
+    {"a ROW comes twice", {.desc = row_twice}, 1, SL_V_COUNT, 0x04, ANY, ANY, 2},
+    {"ROW says a shorter length", {.desc = row_shorter}, 1, SL_V_COUNT, 0x08, ANY, ANY, 4},
+    {"END of another rank", {.desc = end_of_another}, 1, SL_V_ORDER, ALL, ANY, ANY, 9},
+    {"two faults", {.desc = two_faults}, 1, SL_V_ORDER, 0x18, 2, 1, 77},
+    {"three states of other ids",
+     {.states = three_of_others},
+     1,
+     SL_V_CONSTANT,
+     0x02,
+     ANY,
+     2,
+     (uint64_t)SL_CONST_OTHER_ID << 32 | 3},
+    {"a state four times",
+     {.states = three_repeated},
+     1,
+     SL_V_CONSTANT,
+     0x02,
+     2,
+     3,
+     (uint64_t)SL_CONST_REPEATED << 32 | 3},
 };
 
 static void turn_until_idle(rig *g, sl_gather *ga) {
@@ -376,6 +480,8 @@ static void check_case(rig *g, const fault_case *c, const sl_desc_sample *s, con
         CHECK(c->k == ANY || s[i].k == c->k, "%s (%u ranks): capture %u, expected %u", c->name, g->N, s[i].k, c->k);
         CHECK(c->token == ANY || s[i].token == c->token, "%s (%u ranks): token %u, expected %u", c->name, g->N,
               s[i].token, c->token);
+        CHECK(!c->detail || s[i].detail == c->detail, "%s (%u ranks): detail %llx, expected %llx", c->name, g->N,
+              (unsigned long long)s[i].detail, (unsigned long long)c->detail);
     }
     CHECK(b->rejected == rejected, "%s: %u rejected, expected %u", c->name, b->rejected, rejected);
     if (c->h.states == diverging)
@@ -446,6 +552,202 @@ static void legitimate(uint32_t ranks) {
     rig_feed(&g, RIG_MAX_ROWS, ones, NULL);
     rig_ranks(&g, NULL);
     expect_good(&g, ga, "one-token rows");
+    sl_gather_close(ga);
+    rig_close(&g);
+}
+
+/* What looks like a fault and is none: one embedding of zeros (of a token that pads), ids with the embeddings of others,
+ * a state three times, and an NLL, which goes on as it came unless it counts more tokens than the row can have. */
+static void a_pad_and_a_pause(rig *g, uint32_t r, uint16_t *s) {
+    (void)r;
+    memset(state_at(g, s, 0, 33), 0, g->H * 2);
+    memcpy(state_at(g, s, 0, 36), g->before.states + 36ul * g->H, 12ul * g->H * 2);
+    for (unsigned t = 13; t < 15; t++) copy_state(g, s, 2, t, 2, 12);
+}
+static rig_act with_nll(rig *g, uint32_t r, sl_desc *d, uint16_t *p) {
+    (void)g, (void)r, (void)p;
+    if (d->h.kind != SL_DESC_ROW) return ACT_KEEP;
+    ROW(d)->nll = 1.5 + ROW(d)->row;
+    ROW(d)->nll_tokens = ROW(d)->row == 1 ? 20 : ROW(d)->row == 4 ? 11 : 0;
+    return ACT_KEEP;
+}
+static void nearly_faults(uint32_t ranks) {
+    rig g;
+    rig_open(&g, ranks);
+    sl_gather *ga;
+    if (sl_gather_open(&ga, &g.st, &g.e)) rig_fail("gather", &g.e);
+    rig_hooks h = {.states = a_pad_and_a_pause, .desc = with_nll};
+    rig_feed(&g, ROWS, T, NULL);
+    rig_ranks(&g, NULL);
+    expect_good(&g, ga, "before what nearly is a fault");
+    rig_feed(&g, ROWS, T, NULL);
+    rig_ranks(&g, &h);
+    turn_until_idle(&g, ga);
+    sl_desc_sample s[RIG_MAX_ROWS];
+    sl_desc_batch b = {0};
+    CHECK(rig_take(&g, s, &b) == ROWS && !b.rejected, "%u of %u rows rejected", b.rejected, b.n_rows);
+    for (uint32_t i = 0; i < ROWS; i++)
+        CHECK(i == 4 ? s[i].nll == 5.5 && s[i].nll_tokens == 11 : isnan(s[i].nll) && !s[i].nll_tokens,
+              "row %u: NLL %g of %u tokens", i, s[i].nll, s[i].nll_tokens);
+    sl_gather_close(ga);
+    rig_close(&g);
+}
+
+/* What a rejected row showed is not remembered: here the states that another row will have with its own ids. */
+static const rig_batch *to_come;
+static void states_to_come(rig *g, uint32_t r, uint16_t *s) {
+    (void)r;
+    memcpy(s, to_come->states, (size_t)g->K * g->now.n_tokens * g->H * 2);
+}
+static rig_act all_other_tokens(rig *g, uint32_t r, sl_desc *d, uint16_t *p) {
+    (void)g, (void)r, (void)p;
+    if (d->h.kind == SL_DESC_ROW) ROW(d)->token_sum ^= 1;
+    return ACT_KEEP;
+}
+static void rejected_rows_are_forgotten(void) {
+    rig g;
+    rig_open(&g, 1);
+    sl_gather *ga;
+    if (sl_gather_open(&ga, &g.st, &g.e)) rig_fail("gather", &g.e);
+    const uint32_t len[] = {9, 9};
+    int32_t first[18], then[18];
+    for (int i = 0; i < 18; i++) first[i] = 100 + i, then[i] = 200 + i;
+    rig_batch b = {.n_rows = 2, .n_tokens = 18, .T = {9, 9}};
+    memcpy(b.ids, then, sizeof then);
+    rig_states(&g, &b);
+    to_come = &b;
+    rig_hooks h = {.states = states_to_come, .desc = all_other_tokens};
+    rig_feed(&g, 2, len, first);
+    rig_ranks(&g, &h);
+    turn_until_idle(&g, ga);
+    sl_desc_sample s[RIG_MAX_ROWS];
+    sl_desc_batch d = {0};
+    CHECK(rig_take(&g, s, &d) == 2 && d.rejected == 2 && s[0].verdict == SL_V_TOKENS, "%u of %u rows rejected",
+          d.rejected, d.n_rows);
+    rig_feed(&g, 2, len, then);
+    rig_ranks(&g, NULL);
+    expect_good(&g, ga, "after a rejected row with these states");
+    free(b.states);
+    sl_gather_close(ga);
+    rig_close(&g);
+}
+
+/* A payload slot that is too small for its chunk is never read. */
+static void slot_too_small(void) {
+    rig g;
+    rig_open(&g, 1);
+    sl_check_shape shape;
+    sl_check *c;
+    sl_batch_view v;
+    sl_check_shape_of(&shape, &g.boot);
+    rig_feed(&g, ROWS, T, NULL);
+    if (sl_check_open(&c, &shape, &g.e) || sl_batch_open(&v, g.w_batch, 0, &g.e) || sl_check_begin(c, &v, 0, &g.e))
+        rig_fail("checker", &g.e);
+    uint64_t bytes = 16ull * g.H * 2;
+    uint8_t *small = malloc(bytes - 1); /* the address sanitizer sees a byte too far */
+    memset(small, 0x3c, bytes - 1);
+    sl_desc_chunk d = {.h = {.kind = SL_DESC_CHUNK, .epoch = 1, .flags = SL_CHUNK_PAYLOAD},
+                       .k = 1,
+                       .rows = 16,
+                       .width = g.H,
+                       .hidx = rig_label(&g, 1)};
+    sl_check_desc(c, 0, 0, (const sl_desc *)(const void *)&d, small, bytes - 1);
+    const sl_row_verdict *r = sl_check_finish(c);
+    CHECK(r[0].verdict == SL_V_SHAPE && r[0].k == 1 && r[0].detail == bytes && r[0].want == bytes - 1,
+          "row 0 is %s, %llu, %llu", sl_verdict_name(r[0].verdict), (unsigned long long)r[0].detail,
+          (unsigned long long)r[0].want);
+    free(small);
+    sl_check_close(c);
+    rig_close(&g);
+}
+
+/* What the log says of a row. */
+static void words(void) {
+    const sl_check_shape shape = {.n_captures = 3, .label = {0, 15, 30}};
+    enum { NONE = 0xffff };
+    const uint32_t NO_TOKEN = 0xffffffff;
+    const struct {
+        sl_row_verdict v;
+        const char *want;
+    } c[] = {
+        {{SL_V_NONFINITE, 1, NONE, 17, 3, 0}, "NONFINITE at capture 1 (H index 15), token 17: 3 NaN or Inf elements"},
+        {{SL_V_COUNT, NONE, 2, NO_TOKEN, 5, 12}, "COUNT: found 5, expected 12 (rank 2)"},
+        {{SL_V_ORDER, 2, 1, 0, 15, 30}, "ORDER at capture 2 (H index 30), token 0: found 15, expected 30 (rank 1)"},
+        {{SL_V_ORDER, NONE, NONE, NO_TOKEN, SL_DETAIL_PREVIOUS | 1ull << 32 | 4, 2ull << 32 | 3},
+         "ORDER: found capture 1 chunk 4 of the batch before, expected capture 2 chunk 3"},
+        {{SL_V_ORDER, NONE, NONE, NO_TOKEN, 1ull << 32 | 4, 7},
+         "ORDER: found capture 1 chunk 4, expected capture 0 chunk 7"},
+        {{SL_V_CHECKSUM, NONE, NONE, NO_TOKEN, 0xab, 0x1000},
+         "CHECKSUM: found checksum 00000000000000ab, expected 0000000000001000"},
+        {{SL_V_MISSING_SHARD, NONE, 2, NO_TOKEN, 2, 0},
+         "MISSING_SHARD: rank 2 did not deliver the payload of its chunk (rank 2)"},
+        {{SL_V_RANKS_DISAGREE, NONE, NONE, NO_TOKEN, 0xffff, 0},
+         "RANKS_DISAGREE: fingerprints differ between ranks, no majority"},
+        {{SL_V_RANKS_DISAGREE, NONE, 1, NO_TOKEN, 1, 0}, "RANKS_DISAGREE: rank 1 contradicts the others (rank 1)"},
+        {{SL_V_CONSTANT, 1, NONE, 0, (uint64_t)SL_CONST_LAYERS << 32 | 2, 0},
+         "CONSTANT at capture 1 (H index 15), token 0: the same states as capture 2 in every token"},
+        {{SL_V_CONSTANT, 1, NONE, 0, (uint64_t)SL_CONST_ROWS << 32 | 6, 0},
+         "CONSTANT at capture 1 (H index 15), token 0: the same states as the row accepted 6 rows ago, whose ids "
+         "differ"},
+        {{SL_V_CONSTANT, 1, NONE, 4, (uint64_t)SL_CONST_ZERO << 32 | 1, 0},
+         "CONSTANT at capture 1 (H index 15), token 4: 1 states are all zeros"},
+    };
+    for (size_t i = 0; i < sizeof c / sizeof *c; i++) {
+        char got[320];
+        sl_check_say(&shape, &c[i].v, got, sizeof got);
+        CHECK(!strcmp(got, c[i].want), "said\n%s\nexpected\n%s", got, c[i].want);
+    }
+}
+
+/* A descriptor of a dead epoch behind those of the living one. */
+static rig_act two_epochs_back(rig *g, uint32_t r, sl_desc *d, uint16_t *p) {
+    (void)p;
+    if (r == g->N - 1 && is_chunk(d, 1, 1)) d->h.epoch = g->epoch - 2;
+    return ACT_KEEP;
+}
+static void older_epoch(uint32_t ranks) {
+    rig g;
+    rig_open(&g, ranks);
+    g.ctl[1].epoch = g.epoch = 5;
+    sl_gather *ga;
+    if (sl_gather_open(&ga, &g.st, &g.e)) rig_fail("gather", &g.e);
+    rig_hooks h = {.desc = two_epochs_back};
+    rig_feed(&g, ROWS, T, NULL);
+    rig_ranks(&g, &h);
+    turn_until_idle(&g, ga);
+    sl_desc_sample s[RIG_MAX_ROWS];
+    sl_desc_batch b = {0};
+    CHECK(rig_take(&g, s, &b) == ROWS && b.rejected == ROWS, "%u of %u rows rejected", b.rejected, b.n_rows);
+    for (uint32_t i = 0; i < ROWS; i++)
+        CHECK(s[i].verdict == SL_V_EPOCH && s[i].detail == 3, "row %u is %s, detail %llu", i,
+              sl_verdict_name((sl_verdict)s[i].verdict), (unsigned long long)s[i].detail);
+    rig_feed(&g, ROWS, T, NULL);
+    rig_ranks(&g, NULL);
+    expect_good(&g, ga, "after an older epoch");
+    sl_gather_close(ga);
+    rig_close(&g);
+}
+
+/* Of an isolated batch the row that was named is rejected, and no other. */
+static void poison_of_a_row(void) {
+    rig g;
+    rig_open(&g, 2);
+    sl_gather *ga;
+    if (sl_gather_open(&ga, &g.st, &g.e)) rig_fail("gather", &g.e);
+    rig_feed(&g, ROWS, T, NULL);
+    g.ctl[1].isolate_bpos = 1;
+    g.ctl[1].poison_rows[0] = 1u << 3;
+    rig_ranks(&g, NULL);
+    turn_until_idle(&g, ga);
+    sl_desc_sample s[RIG_MAX_ROWS];
+    sl_desc_batch b = {0};
+    CHECK(rig_take(&g, s, &b) == ROWS && b.rejected == 1, "%u of %u rows rejected", b.rejected, b.n_rows);
+    for (uint32_t i = 0; i < ROWS; i++)
+        CHECK(s[i].verdict == (i == 3 ? SL_V_POISON : SL_V_OK), "row %u is %s", i,
+              sl_verdict_name((sl_verdict)s[i].verdict));
+    rig_feed(&g, ROWS, T, NULL); /* the names were those of batch 0 */
+    rig_ranks(&g, NULL);
+    expect_good(&g, ga, "after a poison row");
     sl_gather_close(ga);
     rig_close(&g);
 }
@@ -536,9 +838,15 @@ int main(void) {
         for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
             if (cases[i].min_ranks <= ranks) run_case(&cases[i], ranks);
         legitimate(ranks);
+        nearly_faults(ranks);
+        older_epoch(ranks);
     }
     odd_width();
     poison();
+    poison_of_a_row();
+    rejected_rows_are_forgotten();
+    slot_too_small();
+    words();
     printf("%zu faults, 1 to 3 ranks: %d failures\n", sizeof cases / sizeof *cases, failures);
     return failures != 0;
 }

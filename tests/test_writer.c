@@ -2,7 +2,7 @@
  * rings kept (the writer alone dies) and with new rings (everything dies); dead epochs; rejected rows; states that
  * change behind the verdict; a full disk.
  *
- *   test_writer WRITER [crash|changed|full|many]      WRITER: path of sluice-writer */
+ *   test_writer WRITER [crash|changed|full|many|lies]      WRITER: path of sluice-writer */
 #include "ipc/boot.h"
 #include "ipc/doorbell.h"
 #include "stages/writer/verify.h"
@@ -33,6 +33,34 @@ enum { TP = 2, CHUNK_ROWS = 8, BATCH_TOKENS = 96, BATCH_ROWS = 12 };
 static sl_err err;
 static const char *writer_path;
 
+/* What the chunk of state 1 that holds the first tokens of the first batch says falsely; the same of its row 1, its verdicts,
+ * its batch. */
+typedef enum {
+    TRUTH,
+    NO_PAYLOAD,
+    OTHER_WIDTH,
+    OTHER_RANK,
+    FEWER_ROWS,
+    STATE_OUT_OF_RANGE,
+    CHUNK_OUT_OF_RANGE,
+    OTHER_EPOCH,
+    OTHER_BATCH,
+    NOT_THE_OWNER, /* the last of those that cost the rows of that chunk; the others end the writer */
+    VERDICT_OF_NO_KIND,
+    VERDICT_OF_ANOTHER_ROW,
+    VERDICT_OF_ANOTHER_SEQ,
+    VERDICT_UNKNOWN,
+    VERDICTS_OF_MORE_ROWS,
+    VERDICTS_OF_ANOTHER_BATCH,
+    VERDICTS_WITHOUT_A_HEAD,
+    ROW_OF_ANOTHER_NUMBER,
+    ROW_OF_ANOTHER_LENGTH,
+    ROW_OF_ANOTHER_KEY,
+    ROW_OF_ANOTHER_SET,
+    ROW_NEVER_ACCEPTED,
+    LIES
+} lie;
+
 typedef struct world { /* what sluiced, the feeder, the ranks and gather would hold */
     rig *r;
     sl_boot boot;
@@ -46,6 +74,8 @@ typedef struct world { /* what sluiced, the feeder, the ranks and gather would h
     uint64_t flip[2];  /* 1 + seq of rows of which a bit changes behind the verdict; 0: none */
     uint8_t *flipped;  /* the byte */
     bool heal;         /* it changes back when the writer dies of it */
+    lie lie;
+    int ended; /* of a lie: the status with which the writer ended */
 } world;
 
 static int keep(int fd) {
@@ -160,6 +190,7 @@ static bool breathe(world *w) {
     sl_bell_drain(w->boot.procs[1].bell_fd);
     sl_bell_wait(w->boot.procs[1].bell_fd, &p, 1, 10);
     if (waitpid(w->pid, &st, WNOHANG) != w->pid) return true;
+    if (!WIFSIGNALED(st) && w->lie > NOT_THE_OWNER) return w->ended = WEXITSTATUS(st), false;
     died(w, st);
     if (w->die_together) return false;
     start_writer(w);
@@ -180,7 +211,9 @@ static bool rank_batch(world *w, unsigned rank, uint64_t bpos, uint64_t batch_no
         for (uint32_t c = 0; c < n; c++) {
             if (only >= 0 && made++ >= (uint32_t)only) goto out;
             uint32_t rows = c + 1 < n ? CHUNK_ROWS : n_tokens - c * CHUNK_ROWS;
-            bool mine = sl_chunk_owner(bpos, k, c, TP) == rank && !(lost && k == 1 && c == 0);
+            lie lies = bpos == 0 && k == 1 && c == 0 ? w->lie : TRUTH;
+            bool owner = sl_chunk_owner(bpos, k, c, TP) == rank, mine = owner && !(lost && k == 1 && c == 0);
+            if (lies == NOT_THE_OWNER) mine = !owner;
             WAIT(sl_ring_room(w->chunk[rank]) && (!mine || sl_ring_pay_room(w->chunk[rank])));
             if (mine) {
                 uint8_t *p = sl_ring_pay_next(w->chunk[rank]);
@@ -206,6 +239,14 @@ static bool rank_batch(world *w, unsigned rank, uint64_t bpos, uint64_t batch_no
             d->h.flags = mine ? SL_CHUNK_PAYLOAD : 0;
             d->bpos = bpos, d->k = (uint16_t)k, d->rank = (uint16_t)rank, d->c = c, d->rows = rows,
             d->width = r->m.set.width, d->hidx = r->m.set.v[k].hidx;
+            if (lies == NO_PAYLOAD) d->h.flags = 0;
+            if (lies == OTHER_WIDTH) d->width++;
+            if (lies == OTHER_RANK) d->rank = (uint16_t)(1 - rank);
+            if (lies == FEWER_ROWS) d->rows--;
+            if (lies == STATE_OUT_OF_RANGE) d->k = (uint16_t)K;
+            if (lies == CHUNK_OUT_OF_RANGE) d->c = n;
+            if (lies == OTHER_EPOCH) d->h.epoch++;
+            if (lies == OTHER_BATCH) d->bpos++;
             sl_ring_publish(w->chunk[rank]);
         }
     WAIT(sl_ring_room(w->chunk[rank]));
@@ -237,6 +278,13 @@ static bool feed_batch(world *w, uint64_t first, uint32_t n_rows, uint32_t n_tok
                                  .id_len = (uint32_t)strlen(x->id),
                                  .key = {key.w[0], key.w[1]},
                                  .mask_sum = x->mask_sum};
+        if (first == 0 && i == 1) { /* an intake log that speaks of another row */
+            if (w->lie == ROW_OF_ANOTHER_NUMBER) rows[i].row += 1000;
+            if (w->lie == ROW_OF_ANOTHER_LENGTH) rows[i].T--, rows[i].mask_sum = 0;
+            if (w->lie == ROW_OF_ANOTHER_KEY) rows[i].key[1] ^= 1;
+            if (w->lie == ROW_OF_ANOTHER_SET) rows[i].dataset ^= 1;
+            if (w->lie == ROW_NEVER_ACCEPTED) rows[i].seq = 1000000;
+        }
         rig_ids(w->r, first + i, ids + t0, mask + t0);
         memcpy(str, x->id, rows[i].id_len);
         str += rows[i].id_len;
@@ -253,7 +301,11 @@ static bool feed_batch(world *w, uint64_t first, uint32_t n_rows, uint32_t n_tok
 static bool gather_batch(world *w, uint64_t bpos, uint64_t first, uint32_t n_rows, uint32_t epoch) {
     WAIT(sl_ring_room(w->sample) > n_rows);
     sl_desc_batch *b = (sl_desc_batch *)(void *)sl_ring_stage(w->sample, 0);
+    lie lies = bpos == 0 ? w->lie : TRUTH;
     b->h.kind = SL_DESC_BATCH, b->h.epoch = epoch, b->bpos = bpos, b->batch_no = first, b->n_rows = n_rows;
+    if (lies == VERDICTS_OF_MORE_ROWS) b->n_rows++;
+    if (lies == VERDICTS_OF_ANOTHER_BATCH) b->batch_no++;
+    if (lies == VERDICTS_WITHOUT_A_HEAD) b->h.kind = SL_DESC_SAMPLE;
     for (uint32_t i = 0; i < n_rows; i++) {
         const rig_row *x = &w->r->rows[first + i];
         sl_desc_sample *s = (sl_desc_sample *)(void *)sl_ring_stage(w->sample, 0);
@@ -262,6 +314,11 @@ static bool gather_batch(world *w, uint64_t bpos, uint64_t first, uint32_t n_row
         s->k = x->verdict ? 1 : 0xffff, s->token = x->verdict ? 0 : UINT32_MAX,
         s->nll_tokens = isnan(x->nll) ? 0 : x->T - 1;
         s->detail = x->verdict ? 0 : rig_row_sum(w->r, first + i);
+        if (i == 1 && lies == VERDICT_OF_NO_KIND) s->h.kind = SL_DESC_BATCH;
+        if (i == 1 && lies == VERDICT_OF_ANOTHER_ROW) s->row++;
+        if (i == 1 && lies == VERDICT_OF_ANOTHER_SEQ) s->seq++;
+        if (i == 1 && lies == VERDICT_UNKNOWN) s->verdict = SL_V_N;
+        if (i == 1 && lies == ROW_NEVER_ACCEPTED) s->seq = 1000000;
     }
     sl_ring_publish(w->sample);
     if (bpos % 3 == 0 && !breathe(w)) return false; /* now and then gather is slow to advance */
@@ -280,6 +337,7 @@ static bool drain(world *w) {
         sl_bell_ring(w->boot.procs[3].bell_fd);
         if (waitpid(pid, &st, WNOHANG) == pid) {
             if (WIFEXITED(st) && !WEXITSTATUS(st)) return true;
+            if (WIFEXITED(st) && w->lie > NOT_THE_OWNER) return w->ended = WEXITSTATUS(st), false;
             died(w, st);
             if (w->die_together) return false;
             start_writer(w);
@@ -446,6 +504,39 @@ static int changed_states(const char *base) {
     return 0;
 }
 
+/* Nothing that comes from a ring is believed. What gather called good is rejected where a chunk is not what it should be,
+ * with the rows of that chunk and no others; what makes no sense ends the writer before it commits any of the batch. */
+static int lies(const char *base) {
+    for (lie l = NO_PAYLOAD; l < LIES; l++) {
+        rig r = make(base, "lies", 20, SL_LAYOUT_SHARDS, SL_CODEC_NONE);
+        uint64_t touched = 0; /* rows with one of the first CHUNK_ROWS tokens */
+        for (uint32_t t = 0; t < CHUNK_ROWS; t += r.rows[touched++].T) {}
+        world w;
+        make_world(&w, &r, "", 0);
+        w.lie = l;
+        bool done = run_once(&w);
+        if (l > NOT_THE_OWNER ? done || w.ended != 70 : !done) {
+            fprintf(stderr, "lie %d: the writer %s, status %d\n", (int)l, done ? "believed it" : "ended", w.ended);
+            return 1;
+        }
+        end_world(&w);
+        sl_verify_report rep;
+        MUST(!sl_store_verify(r.store, &(sl_verify_opts){.deep = true}, &rep, &err));
+        uint64_t rows = l > NOT_THE_OWNER ? 0 : r.n - touched, rejected = l > NOT_THE_OWNER ? 0 : touched;
+        if (rep.n_faults || rep.rows != rows || rep.rejected != rejected) {
+            fprintf(stderr, "lie %d: %llu faults, %llu rows and %llu rejected, expected %llu and %llu\n", (int)l,
+                    (unsigned long long)rep.n_faults, (unsigned long long)rep.rows, (unsigned long long)rep.rejected,
+                    (unsigned long long)rows, (unsigned long long)rejected);
+            return 1;
+        }
+        sl_verify_free(&rep);
+        rig_rmtree(r.store);
+        rig_free(&r);
+    }
+    printf("%d lies: none is believed\n", LIES - 1);
+    return 0;
+}
+
 /* A tmpfs too small, filled up by a stranger: the writer waits; when there is room it ends well. */
 static int disk_full(const char *base) {
     char mnt[340], hog[360];
@@ -510,6 +601,7 @@ int main(int argc, char **argv) {
     int rc = !strcmp(what, "full")      ? disk_full(base)
              : !strcmp(what, "many")    ? many_rows(base)
              : !strcmp(what, "changed") ? changed_states(base)
+             : !strcmp(what, "lies")    ? lies(base)
                                         : crash_matrix(base);
     rig_rmtree(base);
     return rc;

@@ -224,8 +224,8 @@ static int read_lane(sl_gather *g, group *gr, unsigned r, sl_err *err) {
         case TAKE:
             take(g, gr, r, d);
             break;
-        case SKIP:
-            l->at++;
+        case SKIP: /* nothing of the batch has come in this lane, so what is skipped may be passed at once */
+            l->own = ++l->at;
             break;
         case NEXT_BATCH: /* without END */
             sl_check_condemn(gr->check, SL_V_COUNT, r, 0, 1);
