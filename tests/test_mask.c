@@ -331,7 +331,7 @@ static void one_chat(const char *name, sl_preparer *pr, sl_renderer *rd, const s
     json_t *row = json_pack("{s:O, s:O?}", "messages", messages, "tools", tools);
     char *line = json_dumps(row, 0);
     sl_prepared out;
-    sl_prepare_json(pr, line, strlen(line), &out);
+    assert_int_equal(sl_prepare_json(pr, line, strlen(line), &out, &e), 0);
     free(line);
     json_decref(row);
     assert_int_equal(out.n, 1);

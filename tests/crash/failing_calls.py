@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Failing calls: every kind of system call on the store's files fails a few times, in the middle of a run or while it starts:
-no space, a quota, an I/O error, a write that takes half. The command still ends with 0, having read the store back, and the store
-is that of a run in which nothing failed: files byte for byte, rows of shards by the checksums of their states. Then a row of intake.dat is damaged before it is computed: the command ends at once with 78 and
-names the row.
+no space, a quota, an I/O error, a write that takes half. So do calls that take a process, memory or a descriptor. The command still
+ends with 0, having read the store back, and the store is that of a run in which nothing failed: files byte for byte, rows of
+shards by the checksums of their states; nothing is rejected. Then a row of intake.dat is damaged before it is computed: the command
+ends at once with 78 and names the row.
 
 usage: failing_calls.py --bin BUILD_DIR --model tests/golden/smollm [--only WORD]
 Exit 0, 1 (the store is kept and named), or 77 when the programs or the model are not there."""
@@ -22,8 +23,10 @@ import tempfile
 import time
 
 NOSPC, QUOTA, IO, HALF = errno.ENOSPC, errno.EDQUOT, errno.EIO, 0
-W, F = "sluice-writer", "sluice-feeder"
-# (layout, program, call, part of the path, errno, first call that fails, how many, what the log has to say)
+AGAIN, MEMORY, FILES, TABLE = errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE
+W, F, D = "sluice-writer", "sluice-feeder", "sluiced"
+WAIT = 600  # seconds; only to end a run that hangs
+# (layout, or "chat": files of conversations, program, call, part of the path, errno, first call that fails, how many, what the log has to say)
 CASES = [
     ("files", W, "mkdir", "/.tmp", NOSPC, 1, 2, "No space left"),
     ("files", W, "mkdir", "/hidden_states", QUOTA, 1, 1, "quota exceeded"),
@@ -59,21 +62,43 @@ CASES = [
     ("shards", W, "fsync", ".sls", NOSPC, 2, 1, "No space left"),
     ("shards", W, "rename", ".sls", NOSPC, 1, 1, "No space left"),
     ("shards", W, "fsync", "/shards", IO, 2, 1, "Input/output error"),
+    ("chat", F, "socketpair", "-", FILES, 1, 2, "rows wait, none is rejected for this"),
+    ("chat", F, "fork", "-", AGAIN, 1, 3, "rows go on"),
+    ("chat", F, "fork", "-", MEMORY, 1, 1, "Cannot allocate memory"),
+    ("chat", F, "execve", "/python3", MEMORY, 1, 2, "no memory, processes or open files for the template helper"),
+    ("chat", F, "open-old", "/dev/null", TABLE, 1, 1, "no memory, processes or open files for the template helper"),
+    ("chat", F, "open-old", "/tokenizer.json", FILES, 1, 1, "Too many open files"),
+    ("chat", F, "fopen", "/tokenizer_config.json", MEMORY, 1, 2, "Cannot allocate memory"),
+    ("chat", F, "fopen", "/chat_template.jinja", TABLE, 1, 1, "Too many open files in system"),
+    ("files", F, "open-old", "/intake.log", FILES, 1, 1, "Too many open files"),
+    ("files", F, "open-old", "/commit.log", FILES, 2, 5, "commit.log can be read again"),
+    ("files", D, "fork", "-", AGAIN, 2, 3, "cannot be started"),
+    ("files", D, "pidfd_open", "-", FILES, 3, 2, "cannot be started"),
+    ("files", D, "execv", "/sluice-compute", MEMORY, 1, 2, "exec of a stage program failed"),
 ]
 
 
 class Runs:
     def __init__(self, a):
         self.a, self.work = a, tempfile.mkdtemp(prefix="sluice-calls-")
-        self.rows = os.path.join(self.work, "rows.jsonl")
+        self.rows, self.chats = os.path.join(self.work, "rows.jsonl"), os.path.join(self.work, "chats.jsonl")
         vocab = json.load(open(os.path.join(a.model, "config.json")))["vocab_size"]
         rng = random.Random(5)
         with open(self.rows, "w") as f:
             for _ in range(40):
                 f.write(json.dumps({"input_ids": [rng.randrange(vocab) for _ in range(rng.choice([1, 7, 30]))]}) + "\n")
 
+        with open(self.chats, "w") as f:
+            for n in range(12):
+                turns = [("user", "q" * (n + 1)), ("assistant", "a" * (n + 2))]
+                f.write(json.dumps({"messages": [{"role": r, "content": c} for r, c in turns]}) + "\n")
+
     def command(self, out, layout, *extra):
-        return [os.path.join(self.a.bin, "tools/sluice"), "extract", "-m", self.a.model, "-i", self.rows, "-o", out,
+        rows = self.rows
+        if layout == "chat":
+            tiny = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "data", "tiny")
+            rows, layout, extra = self.chats, "files", ("--tokenizer", tiny, *extra)
+        return [os.path.join(self.a.bin, "tools/sluice"), "extract", "-m", self.a.model, "-i", rows, "-o", out,
                 "--threads", "1", "-l", "n", "--layout", layout, "--codec", "none", "--batch-tokens", "64", "--json",
                 "--set", "store.commit_time=5ms", "--set", "supervise.backoff_max=20ms", "--set", "feed.credit_rows=10",
                 "--set", "store.reserve=0", *extra]
@@ -83,7 +108,7 @@ class Runs:
         if fail:
             env.update(LD_PRELOAD=os.path.join(self.a.bin, "tests/libfail_calls.so"), SLUICE_FAIL=fail)
         try:
-            p = subprocess.run(self.command(out, layout), env=env, capture_output=True, text=True, timeout=60)
+            p = subprocess.run(self.command(out, layout), env=env, capture_output=True, text=True, timeout=WAIT)
             return p.returncode, p.stderr
         except subprocess.TimeoutExpired:
             return "no end", ""
@@ -159,7 +184,7 @@ def main():
         print(f"SKIP: not there: {[p for p in need if not os.path.exists(p)]}")
         return 77
     r, want = Runs(a), {}
-    for layout in ("files", "shards"):
+    for layout in ("files", "shards", "chat"):
         out = os.path.join(r.work, "reference-" + layout)
         rc, said = r.extract(out, layout)
         if rc:
