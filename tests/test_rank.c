@@ -336,7 +336,7 @@ static void expect_clean(const int t[6], const char *what) {
 static void reap(int expect_code) {
     for (int r = 0; r < TP; r++) {
         int st = 0;
-        for (int i = 0; i < 1000 && waitpid(w.pid[r], &st, WNOHANG) == 0; i++)
+        for (int i = 0; i < 60000 && waitpid(w.pid[r], &st, WNOHANG) == 0; i++)
             nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
         CHECK(WIFEXITED(st) && WEXITSTATUS(st) == expect_code, "rank %d ended with status %x", r, st);
     }
@@ -432,7 +432,7 @@ int main(int argc, char **argv) {
     g.vocab = (int)json_integer_value(json_object_get(j, "vocab_size"));
     json_decref(j);
     signal(SIGPIPE, SIG_IGN);
-    alarm(120);
+    alarm(900);
     test_flow(argv[2]);
     test_restart(argv[2]);
     for (sl_fault f = SL_FAULT_FLATTEN; f < SL_FAULT_N; f++) test_fault(argv[2], f);
