@@ -1,5 +1,6 @@
 /* The machine, property by property: the second half of preflight.h. */
 #include "daemon/preflight.h"
+#include "ipc/file.h"
 #include "daemon/supervise.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -227,7 +228,7 @@ static int run_dir(sl_config *c, sl_err *err) {
     bool made = !mkdir(c->run_dir, 0700);
     c->run_dir_made = made;
     if (!made && errno != EEXIST)
-        return sl_err_sys(err, SL_ECONFIG, errno, "[daemon] run_dir = %s cannot be made", c->run_dir);
+        return sl_err_sys(err, sl_file_read_code(errno), errno, "[daemon] run_dir = %s cannot be made", c->run_dir);
     uint32_t gid1 = c->boot.socket_gid1; /* (a folder that was there keeps its mode) */
     if (made && gid1 && (chown(c->run_dir, (uid_t)-1, gid1 - 1) || chmod(c->run_dir, 0750)))
         return sl_err_sys(err, SL_ECONFIG, errno, "giving [daemon] run_dir = %s to group %s", c->run_dir,

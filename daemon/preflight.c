@@ -1,4 +1,5 @@
 #include "daemon/preflight.h"
+#include "ipc/file.h"
 #include "daemon/gpus.h"
 #include "ipc/store.h"
 #include <dirent.h>
@@ -291,7 +292,7 @@ static void hash_template(sl_boot *b) {
 static int absolute(char *path, size_t cap, const char *what, sl_err *err) {
     char full[PATH_MAX];
     if (!path[0]) return SL_OK;
-    if (!realpath(path, full)) return sl_err_sys(err, SL_ECONFIG, errno, "%s = %s", what, path);
+    if (!realpath(path, full)) return sl_err_sys(err, sl_file_read_code(errno), errno, "%s = %s", what, path);
     if (strlen(full) >= cap)
         return sl_err_set(err, SL_ECONFIG, "%s: the path %s is longer than %zu bytes", what, full, cap - 1);
     snprintf(path, cap, "%s", full);
@@ -301,7 +302,7 @@ static int absolute(char *path, size_t cap, const char *what, sl_err *err) {
 static int resolve_paths(sl_config *c, sl_err *err) {
     sl_boot *b = &c->boot;
     if (mkdir(b->store, 0777) && errno != EEXIST)
-        return sl_err_sys(err, SL_ECONFIG, errno, "[store] path = %s", b->store);
+        return sl_err_sys(err, sl_file_read_code(errno), errno, "[store] path = %s", b->store);
     int rc = absolute(b->model, sizeof b->model, "[model] path", err);
     if (!rc) rc = absolute(b->tokenizer, sizeof b->tokenizer, "[model] tokenizer", err);
     if (!rc) rc = absolute(b->chat_template, sizeof b->chat_template, "[model] chat_template", err);
