@@ -25,7 +25,8 @@ import time
 NOSPC, QUOTA, IO, HALF = errno.ENOSPC, errno.EDQUOT, errno.EIO, 0
 AGAIN, MEMORY, FILES, TABLE = errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE
 W, F, D = "sluice-writer", "sluice-feeder", "sluiced"
-WAIT = 600  # seconds; only to end a run that hangs
+TINY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "data", "tiny")
+WAIT = 900  # seconds; only to end a run that hangs
 # (layout, or "chat": files of conversations, program, call, part of the path, errno, first call that fails, how many, what the log has to say)
 CASES = [
     ("files", W, "mkdir", "/.tmp", NOSPC, 1, 2, "No space left"),
@@ -98,8 +99,7 @@ class Runs:
     def command(self, out, layout, *extra):
         rows = self.rows
         if layout == "chat":
-            tiny = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "data", "tiny")
-            rows, layout, extra = self.chats, "files", ("--tokenizer", tiny, *extra)
+            rows, layout, extra = self.chats, "files", ("--tokenizer", TINY, *extra)
         return [os.path.join(self.a.bin, "tools/sluice"), "extract", "-m", self.a.model, "-i", rows, "-o", out,
                 "--threads", "1", "-l", "n", "--layout", layout, "--codec", "none", "--batch-tokens", "64", "--json",
                 "--set", "store.commit_time=5ms", "--set", "supervise.backoff_max=20ms", "--set", "feed.credit_rows=10",
@@ -187,6 +187,19 @@ class Runs:
         return ok
 
 
+    def tokenize(self):
+        """The command that shows rows waits as the feeder does."""
+        name, state = "sluice tokenize: fork EAGAIN x2", os.path.join(self.work, "tokenize.calls")
+        if self.a.only not in name:
+            return True
+        cmd = [os.path.join(self.a.bin, "tools/sluice"), "tokenize", "-m", TINY, "--json", self.chats]
+        env = dict(os.environ, LD_PRELOAD=os.path.join(self.a.bin, "tests/libfail_calls.so"), SLUICE_FAIL=f"sluice fork - {AGAIN} 1 2 {state}")
+        a, b = (subprocess.run(cmd, env=e, capture_output=True, text=True, timeout=WAIT) for e in (None, env))
+        ok = a.returncode == b.returncode == 0 and a.stdout == b.stdout and "WARNING: waiting" in b.stderr
+        print(f"{'ok   ' if ok else 'FAIL '} {name}{'' if ok else f': {a.returncode}, {b.returncode}: {a.stderr[-300:]} {b.stderr[-300:]}'}")
+        return ok
+
+
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--bin", required=True)
@@ -207,7 +220,7 @@ def main():
             return 1
         want[layout] = r.files(out)
     with concurrent.futures.ThreadPoolExecutor(4) as pool:  # they wait more than they work
-        good = list(pool.map(lambda c: r.case(c, want), CASES)) + ([] if a.only else [r.damaged()])
+        good = list(pool.map(lambda c: r.case(c, want), CASES)) + [r.tokenize()] + ([] if a.only else [r.damaged()])
     print(f"{len(good)} cases, {good.count(False)} failed")
     if all(good):
         shutil.rmtree(r.work)
