@@ -81,9 +81,16 @@ CASES = [
 ]
 
 
+def private_sockets(work):
+    """Sockets of services that are killed stay behind: here they go with the rest, and nobody has to sweep /tmp for them."""
+    os.environ["XDG_RUNTIME_DIR"] = os.path.join(work, "run")
+    os.mkdir(os.environ["XDG_RUNTIME_DIR"])
+
+
 class Runs:
     def __init__(self, a):
-        self.a, self.work = a, tempfile.mkdtemp(prefix="sluice-calls-")
+        self.a, self.work = a, tempfile.mkdtemp(prefix="sltest-calls-")
+        private_sockets(self.work)
         self.rows, self.chats = os.path.join(self.work, "rows.jsonl"), os.path.join(self.work, "chats.jsonl")
         vocab = json.load(open(os.path.join(a.model, "config.json")))["vocab_size"]
         rng = random.Random(5)
@@ -145,6 +152,8 @@ class Runs:
         if says and says not in log:
             wrong.append(f"the log does not say '{says}'")
         print(f"{'FAIL ' if wrong else 'ok   '} {name}{': ' + '; '.join(wrong) if wrong else ''}", flush=True)
+        if wrong and not os.path.exists(self.rows):
+            print(f"      somebody has removed what was in {self.work} while the test ran")
         if wrong:
             print(f"      kept: {out}; the end of its log:\n" + "".join("      " + x[:300] + "\n" for x in log.splitlines()[-20:]))
         else:

@@ -53,11 +53,18 @@ def tail(path, n=25):
     return "".join("      " + x[:300] for x in open(path, errors="replace").readlines()[-n:])
 
 
+def private_sockets(work):
+    """Sockets of services that are killed stay behind: here they go with the rest, and nobody has to sweep /tmp for them."""
+    os.environ["XDG_RUNTIME_DIR"] = os.path.join(work, "run")
+    os.mkdir(os.environ["XDG_RUNTIME_DIR"])
+
+
 class Matrix:
     def __init__(self, a):
         self.sluice = os.path.join(os.path.abspath(a.bin), "tools", "sluice")
         self.model, self.only, self.bad, self.ran = a.model, a.only, 0, 0
-        self.work = tempfile.mkdtemp(prefix="sluice-faults-")
+        self.work = tempfile.mkdtemp(prefix="sltest-faults-")
+        private_sockets(self.work)
         self.rows = os.path.join(self.work, "rows.jsonl")
         rng = random.Random(7)
         vocab = json.load(open(os.path.join(a.model, "config.json")))["vocab_size"]
@@ -94,6 +101,8 @@ class Matrix:
     def judge(self, name, wrong, good=""):
         self.ran += 1
         self.bad += bool(wrong)
+        if wrong and not os.path.exists(self.rows):
+            wrong.insert(0, f"somebody has removed what was in {self.work} while the test ran")
         print(f"{'FAIL ' if wrong else 'ok   '} {name}{': ' + good if good else ''}{': ' + '; '.join(wrong) if wrong else ''}", flush=True)
         if wrong:
             print(f"      its last words:\n{tail(self.out(name) + '.said', 8)}      the end of its log:\n"

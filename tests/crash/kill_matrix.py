@@ -60,11 +60,18 @@ def files_of(store):
     return {n: open(os.path.join(d, n), "rb").read() for n in sorted(os.listdir(d))}
 
 
+def private_sockets(work):
+    """Sockets of services that are killed stay behind: here they go with the rest, and nobody has to sweep /tmp for them."""
+    os.environ["XDG_RUNTIME_DIR"] = os.path.join(work, "run")
+    os.mkdir(os.environ["XDG_RUNTIME_DIR"])
+
+
 class Matrix:
     def __init__(self, a):
         self.a = a
         self.sluice = os.path.join(a.bin, "tools", "sluice")
-        self.work = tempfile.mkdtemp(prefix="sluice-kill-")
+        self.work = tempfile.mkdtemp(prefix="sltest-kill-")
+        private_sockets(self.work)
         self.rows = os.path.join(self.work, "rows.jsonl")
         vocab = json.load(open(os.path.join(a.model, "config.json")))["vocab_size"]
         make_rows(self.rows, a.rows, vocab)
@@ -142,6 +149,8 @@ class Matrix:
             shutil.rmtree(out, ignore_errors=True)
         except AssertionError as e:
             self.failed.append(name)
+            if not os.path.exists(self.rows):
+                e = f"somebody has removed what was in {self.work} while the test ran; {e}"
             print(f"FAIL  {name}: {e}\n      kept: {out}; the end of what was said and of the log:", flush=True)
             for path in (out + ".out", os.path.join(out, "sluice.log")):
                 if os.path.exists(path):

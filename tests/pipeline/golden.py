@@ -130,7 +130,7 @@ def main():
         if not os.path.exists(need):
             print(f"SKIPPED: {need} is not there")
             return 77
-    work = tempfile.mkdtemp(prefix="sluice-golden-")
+    work = tempfile.mkdtemp(prefix="sltest-golden-")
     f = Family(a, work)
     try:
         did = [tp for tp in map(int, a.widths.split(",")) if f.run("f32", tp)]
