@@ -182,18 +182,22 @@ uint32_t sl_feed_client(sl_feed *f, const void *identity, size_t n) {
 
 /* A client waits for its answer as long as this process lives. So one for which there is no memory ends the process: the
  * next one knows from the logs what to answer when the client asks again. */
-static void answered(bool kept) {
-    if (kept) return;
+static _Noreturn void unanswered(void) {
     sl_log(SL_ERROR, "no memory for an answer to a client: the feeder starts again, clients ask again");
     abort();
+}
+static void answered(bool kept) {
+    if (!kept) unanswered();
 }
 
 static void queue_reply(client *c, const msgpack_sbuffer *b) {
     if (c->replies.n >= MAX_REPLIES) return; /* it does not read its answers */
     void *d = malloc(b->size);
-    answered(d != NULL);
+    if (!d) unanswered();
     memcpy(d, b->data, b->size);
-    answered(PUSH(c->replies, (reply){d, b->size}));
+    if (PUSH(c->replies, (reply){d, b->size})) return;
+    free(d);
+    unanswered();
 }
 
 static void reply_simple(client *c, const char *type) {
@@ -393,7 +397,7 @@ static void wait_for(sl_feed *f, sl_entry *e, client *c) {
     for (uint32_t i = e->others; i; i = f->others.v[i - 1].next)
         if (f->others.v[i - 1].client == c->no) return;
     uint32_t *place = waiting_place(f, e);
-    answered(place != NULL);
+    if (!place) unanswered();
     *place = c->no;
     c->pending++;
 }
