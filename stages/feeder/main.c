@@ -20,7 +20,7 @@ typedef struct feeder {
     sl_feed *feed;
     uint64_t ready_ns;  /* since when every rank is ready, 0 = not yet */
     uint64_t follow_ns; /* last look at commit.log */
-    bool blind;         /* it could not be read then */
+    uint64_t blind;     /* looks since it could be read */
     bool drained;       /* the last batch is published */
 } feeder;
 
@@ -174,12 +174,16 @@ static int follow(feeder *f, sl_err *err) {
     f->follow_ns = now;
     /* "Done" means on disk: the log shows records before their sync. */
     int rc = sl_intake_follow(f->in, of_writer(f, SL_M_COMMITTED), sl_feed_done, f->feed, err);
-    bool blind = rc == SL_ETEMP; /* no memory or descriptor just now: clients hear of their rows a moment later */
-    if (blind && !f->blind) sl_log(SL_WARN, "commit.log cannot be read, it is tried again: %s", err->msg);
-    if (f->blind && !rc) sl_log(SL_INFO, "commit.log can be read again");
-    f->blind = blind;
-    if (blind) *err = (sl_err){0};
-    return blind ? 0 : rc;
+    if (rc != SL_ETEMP) {
+        if (f->blind && !rc) sl_log(SL_INFO, "commit.log can be read again");
+        f->blind = 0;
+        return rc;
+    }
+    /* No memory or descriptor just now: clients hear of their rows a moment later. */
+    if (!(f->blind & (f->blind + 1))) sl_log(SL_WARN, "commit.log cannot be read, it is tried again: %s", err->msg);
+    f->blind++;
+    *err = (sl_err){0};
+    return SL_OK;
 }
 
 /* One turn; >0 when something was done. */
@@ -221,11 +225,10 @@ static int run(feeder *f, sl_err *err) {
             if (of_writer(f, SL_M_STATE) == SL_ST_DONE || sl_intake_committed(f->in) == sl_intake_rows(f->in)) {
                 f->follow_ns = 0;
                 int rc = follow(f, err);
-                if (!rc && f->blind) continue; /* what clients have yet to hear is in there */
-                if (!rc) rc = sl_feed_turn(f->feed, err);
+                if (!rc && !f->blind) rc = sl_feed_turn(f->feed, err);
                 update_metrics(f);
-                return rc < 0 ? rc : SL_OK;
-            }
+                if (rc < 0 || !f->blind) return rc < 0 ? rc : SL_OK;
+            } /* (blind: what clients have yet to hear is in there) */
         }
         update_metrics(f);
         if (!did) sleep_a_while(f);
