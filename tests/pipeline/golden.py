@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 
-WAIT = 300  # seconds; only to end a run that hangs
+WAIT = 900  # seconds; only to end a run that hangs
 
 
 def divides(config, tp):
