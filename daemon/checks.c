@@ -1,7 +1,7 @@
 /* The machine, property by property: the second half of preflight.h. */
 #include "daemon/preflight.h"
-#include "ipc/file.h"
 #include "daemon/supervise.h"
+#include "ipc/file.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
@@ -60,6 +60,9 @@ static void check_uring(const sl_config *c, sl_check *k) {
     if (!rc) {
         io_uring_queue_exit(&ring);
         say(k, SL_CHECK_OK, "", "io_uring works");
+    } else if (sl_file_code(-rc) == SL_ETEMP) { /* the writer asks again */
+        say(k, SL_CHECK_WARN, "make memory or open files free, or raise LimitMEMLOCK", "io_uring_setup: %s",
+            strerror(-rc));
     } else {
         say(k, SL_CHECK_FAIL,
             rc == -ENOSYS
@@ -93,8 +96,11 @@ static void check_writable(const sl_config *c, sl_check *k) {
     if (fd < 0 && (errno == EOPNOTSUPP || errno == EISDIR))
         fd = access(dir, W_OK | X_OK) ? -1 : open(dir, O_RDONLY | O_CLOEXEC);
     if (fd < 0) {
-        say(k, SL_CHECK_FAIL, "chown or chmod the folder, or give another [store] path", "cannot write in %s: %s", dir,
-            strerror(errno));
+        bool passes = sl_file_code(errno) == SL_ETEMP;
+        say(k, passes ? SL_CHECK_WARN : SL_CHECK_FAIL,
+            passes ? "make room: space, inodes, a quota, open files; the flow waits until there is"
+                   : "chown or chmod the folder, or give another [store] path",
+            "cannot write in %s: %s", dir, strerror(errno));
         return;
     }
     close(fd);

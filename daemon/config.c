@@ -1,6 +1,6 @@
 #include "daemon/config.h"
-#include "ipc/file.h"
 #include "ipc/faults.h"
+#include "ipc/file.h"
 #include <ctype.h>
 #include <errno.h>
 #include <ini.h>

@@ -1,6 +1,6 @@
 #include "daemon/preflight.h"
-#include "ipc/file.h"
 #include "daemon/gpus.h"
+#include "ipc/file.h"
 #include "ipc/store.h"
 #include <dirent.h>
 #include <errno.h>

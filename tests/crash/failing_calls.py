@@ -75,6 +75,7 @@ CASES = [
     ("chat", F, "fopen", "/chat_template.jinja", TABLE, 1, 1, "Too many open files in system"),
     ("files", F, "open-old", "/intake.log", FILES, 1, 1, "Too many open files"),
     ("files", F, "open-old", "/commit.log", FILES, 2, 5, "commit.log can be read again"),
+    ("files", D, "open-old", "/files_sluiced_open", NOSPC, 1, 1, "the flow waits until there is"),  # a file in the store
     ("files", D, "fork", "-", AGAIN, 2, 3, "cannot be started"),
     ("files", D, "pidfd_open", "-", FILES, 3, 2, "cannot be started"),
     ("files", D, "execv", "/sluice-compute", MEMORY, 1, 2, "exec of a stage program failed"),
