@@ -1,4 +1,5 @@
 #include "daemon/bootinfo.h"
+#include "ipc/file.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -28,7 +29,7 @@ static int lock(const char *dir, const char *name, const char *what, const char 
     char path[1100], text[32] = "";
     snprintf(path, sizeof path, "%s/%s.lock", dir, name);
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-    if (fd < 0) return sl_err_sys(err, SL_ECONFIG, errno, "%s", path);
+    if (fd < 0) return sl_err_sys(err, sl_file_read_code(errno), errno, "%s", path);
     if (flock(fd, LOCK_EX | LOCK_NB)) {
         int e = errno;
         ssize_t n = pread(fd, text, sizeof text - 1, 0);

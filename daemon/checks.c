@@ -1,6 +1,7 @@
 /* The machine, property by property: the second half of preflight.h. */
 #include "daemon/preflight.h"
 #include "daemon/supervise.h"
+#include "ipc/file.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
@@ -59,6 +60,9 @@ static void check_uring(const sl_config *c, sl_check *k) {
     if (!rc) {
         io_uring_queue_exit(&ring);
         say(k, SL_CHECK_OK, "", "io_uring works");
+    } else if (sl_file_code(-rc) == SL_ETEMP) { /* the writer asks again */
+        say(k, SL_CHECK_WARN, "make memory or open files free, or raise LimitMEMLOCK", "io_uring_setup: %s",
+            strerror(-rc));
     } else {
         say(k, SL_CHECK_FAIL,
             rc == -ENOSYS
@@ -92,8 +96,11 @@ static void check_writable(const sl_config *c, sl_check *k) {
     if (fd < 0 && (errno == EOPNOTSUPP || errno == EISDIR))
         fd = access(dir, W_OK | X_OK) ? -1 : open(dir, O_RDONLY | O_CLOEXEC);
     if (fd < 0) {
-        say(k, SL_CHECK_FAIL, "chown or chmod the folder, or give another [store] path", "cannot write in %s: %s", dir,
-            strerror(errno));
+        bool passes = sl_file_code(errno) == SL_ETEMP;
+        say(k, passes ? SL_CHECK_WARN : SL_CHECK_FAIL,
+            passes ? "make room: space, inodes, a quota, open files; the flow waits until there is"
+                   : "chown or chmod the folder, or give another [store] path",
+            "cannot write in %s: %s", dir, strerror(errno));
         return;
     }
     close(fd);
@@ -227,7 +234,7 @@ static int run_dir(sl_config *c, sl_err *err) {
     bool made = !mkdir(c->run_dir, 0700);
     c->run_dir_made = made;
     if (!made && errno != EEXIST)
-        return sl_err_sys(err, SL_ECONFIG, errno, "[daemon] run_dir = %s cannot be made", c->run_dir);
+        return sl_err_sys(err, sl_file_read_code(errno), errno, "[daemon] run_dir = %s cannot be made", c->run_dir);
     uint32_t gid1 = c->boot.socket_gid1; /* (a folder that was there keeps its mode) */
     if (made && gid1 && (chown(c->run_dir, (uid_t)-1, gid1 - 1) || chmod(c->run_dir, 0750)))
         return sl_err_sys(err, SL_ECONFIG, errno, "giving [daemon] run_dir = %s to group %s", c->run_dir,

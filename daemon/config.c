@@ -1,5 +1,6 @@
 #include "daemon/config.h"
 #include "ipc/faults.h"
+#include "ipc/file.h"
 #include <ctype.h>
 #include <errno.h>
 #include <ini.h>
@@ -353,7 +354,7 @@ int sl_config_parse(sl_config *c, const char *name, const char *text, size_t len
 
 int sl_config_read(sl_config *c, const char *path, sl_err *err) {
     FILE *f = fopen(path, "re");
-    if (!f) return sl_err_sys(err, SL_ECONFIG, errno, "configuration file %s", path);
+    if (!f) return sl_err_sys(err, sl_file_read_code(errno), errno, "configuration file %s", path);
     static const size_t cap = 1 << 20;
     char *buf = malloc(cap);
     if (!buf) {
@@ -361,7 +362,7 @@ int sl_config_read(sl_config *c, const char *path, sl_err *err) {
         return sl_err_set(err, SL_ETEMP, "out of memory");
     }
     size_t n = fread(buf, 1, cap, f);
-    int rc = ferror(f) ? sl_err_sys(err, SL_ECONFIG, errno, "reading %s", path) : SL_OK;
+    int rc = ferror(f) ? sl_err_sys(err, sl_file_read_code(errno), errno, "reading %s", path) : SL_OK;
     fclose(f);
     if (!rc && n == cap) rc = sl_err_set(err, SL_ECONFIG, "%s: larger than 1 MiB is no configuration file", path);
     if (!rc) rc = sl_config_parse(c, path, buf, n, err);

@@ -1,5 +1,6 @@
 #include "daemon/preflight.h"
 #include "daemon/gpus.h"
+#include "ipc/file.h"
 #include "ipc/store.h"
 #include <dirent.h>
 #include <errno.h>
@@ -24,31 +25,52 @@ static uint64_t read_number(const char *path) { /* first number of a file; 0 whe
     return n > 0 ? strtoull(buf, NULL, 10) : 0;
 }
 
-static uint64_t mem_available(void) {
+/* Sum of the numbers behind one or two words at line starts; 0 when there are none. */
+static uint64_t read_named(const char *path, const char *a, const char *b) {
     char line[256];
-    uint64_t kb = 0;
-    FILE *f = fopen("/proc/meminfo", "re");
-    while (f && fgets(line, sizeof line, f))
-        if (!strncmp(line, "MemAvailable:", 13)) kb = strtoull(line + 13, NULL, 10);
+    uint64_t sum = 0;
+    FILE *f = fopen(path, "re");
+    while (f && fgets(line, sizeof line, f)) {
+        size_t n = strcspn(line, ": ");
+        if ((n == strlen(a) && !memcmp(line, a, n)) || (b && n == strlen(b) && !memcmp(line, b, n)))
+            sum += strtoull(line + n + 1, NULL, 10);
+    }
     if (f) fclose(f);
-    return kb * 1024;
+    return sum;
 }
 
-uint64_t sl_memory_available(void) {
-    uint64_t avail = mem_available();
-    char line[1024], path[1200] = "", max[1300], cur[1300];
+/* What is used in a control group and cannot be taken back: pages of files count there until somebody needs the memory,
+ * so a group that has read or written for a while always seems to be full. */
+static uint64_t group_used(const char *group) {
+    char path[1300];
+    snprintf(path, sizeof path, "%s/memory.current", group);
+    uint64_t used = read_number(path);
+    snprintf(path, sizeof path, "%s/memory.stat", group);
+    uint64_t cache = read_named(path, "active_file", "inactive_file");
+    return used > cache ? used - cache : 0;
+}
+
+/* The least of the machine's memory and every limit on the way to our control group: what is there at all, and what of
+ * it is not in use. */
+static uint64_t memory(bool at_all) {
+    uint64_t least = 1024 * read_named("/proc/meminfo", at_all ? "MemTotal" : "MemAvailable", NULL);
+    char line[1024], path[1200] = "", group[1240], max[1300];
     FILE *f = fopen("/proc/self/cgroup", "re");
     while (f && fgets(line, sizeof line, f))
         if (!strncmp(line, "0::/", 4)) line[strcspn(line, "\n")] = 0, snprintf(path, sizeof path, "%s", line + 3);
     if (f) fclose(f);
     while (*path) { /* every ancestor may have a limit */
-        snprintf(max, sizeof max, "/sys/fs/cgroup%s/memory.max", path);
-        snprintf(cur, sizeof cur, "/sys/fs/cgroup%s/memory.current", path);
-        uint64_t m = read_number(max), u = read_number(cur);
-        if (m && (m > u ? m - u : 1) < avail) avail = m > u ? m - u : 1;
+        snprintf(group, sizeof group, "/sys/fs/cgroup%s", path);
+        snprintf(max, sizeof max, "%s/memory.max", group);
+        uint64_t m = read_number(max), u = m && !at_all ? group_used(group) : 0;
+        if (m && (m > u ? m - u : 1) < least) least = m > u ? m - u : 1;
         *strrchr(path, '/') = 0;
     }
-    return avail;
+    return least;
+}
+
+uint64_t sl_memory_available(void) {
+    return memory(false);
 }
 
 /* ---- resolve ---- */
@@ -270,7 +292,7 @@ static void hash_template(sl_boot *b) {
 static int absolute(char *path, size_t cap, const char *what, sl_err *err) {
     char full[PATH_MAX];
     if (!path[0]) return SL_OK;
-    if (!realpath(path, full)) return sl_err_sys(err, SL_ECONFIG, errno, "%s = %s", what, path);
+    if (!realpath(path, full)) return sl_err_sys(err, sl_file_read_code(errno), errno, "%s = %s", what, path);
     if (strlen(full) >= cap)
         return sl_err_set(err, SL_ECONFIG, "%s: the path %s is longer than %zu bytes", what, full, cap - 1);
     snprintf(path, cap, "%s", full);
@@ -280,7 +302,7 @@ static int absolute(char *path, size_t cap, const char *what, sl_err *err) {
 static int resolve_paths(sl_config *c, sl_err *err) {
     sl_boot *b = &c->boot;
     if (mkdir(b->store, 0777) && errno != EEXIST)
-        return sl_err_sys(err, SL_ECONFIG, errno, "[store] path = %s", b->store);
+        return sl_err_sys(err, sl_file_read_code(errno), errno, "[store] path = %s", b->store);
     int rc = absolute(b->model, sizeof b->model, "[model] path", err);
     if (!rc) rc = absolute(b->tokenizer, sizeof b->tokenizer, "[model] tokenizer", err);
     if (!rc) rc = absolute(b->chat_template, sizeof b->chat_template, "[model] chat_template", err);
@@ -413,7 +435,9 @@ void sl_preflight_print(const sl_preflight *p, const sl_config *c, FILE *f) {
 int sl_preflight_memory(const sl_preflight *p, const sl_config *c, sl_err *err) {
     const sl_boot *b = &c->boot;
     if (!p->available || p->total <= p->available) return SL_OK;
-    return sl_err_set(err, SL_ECONFIG,
+    /* What others use now they may not use later; what is not there at all is not worth waiting for. */
+    bool passes = !c->memory_limit && p->total <= memory(true);
+    return sl_err_set(err, passes ? SL_ETEMP : SL_ECONFIG,
                       "the memory plan needs %.0f MiB but %.0f MiB %s: shared rings %.0f + %u ranks x (weights %.0f + "
                       "workspace %.0f) + feeder %.0f + gather %.0f + writer %.0f + sluiced 16. Make [batch] tokens or "
                       "max_length smaller, use fewer ranks or groups, or raise [memory] limit",

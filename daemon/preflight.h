@@ -32,7 +32,8 @@ int sl_preflight_resolve(sl_preflight *p, sl_config *c, sl_topo *t, sl_err *err)
 void sl_preflight_free(sl_preflight *p);
 /* The plan as text: model, captures, parallel layout, batch and ring arithmetic, memory by process, disk estimate. */
 void sl_preflight_print(const sl_preflight *p, const sl_config *c, FILE *f);
-/* SL_ECONFIG with the sum when the plan does not fit. */
+/* With the sum when the plan does not fit: SL_ECONFIG into what is allowed or what the machine has, SL_ETEMP into what
+ * others leave of it just now. */
 int sl_preflight_memory(const sl_preflight *p, const sl_config *c, sl_err *err);
 
 typedef enum { SL_CHECK_OK, SL_CHECK_WARN, SL_CHECK_FAIL, SL_CHECK_SKIP } sl_check_state;
@@ -46,7 +47,8 @@ typedef struct sl_check {
 int sl_preflight_checks(const sl_config *c, sl_check *out, int max);
 const char *sl_check_state_name(sl_check_state s);
 
-/* Bytes this process group may still allocate: the smaller of MemAvailable and what its cgroup allows; 0 = unknown. */
+/* Bytes this process group may still allocate: the smaller of MemAvailable and what its cgroup allows, pages of files
+ * not counted as used; 0 = unknown. */
 uint64_t sl_memory_available(void);
 /* Disk bytes expected for `tokens`: raw, and after the codec (a conservative ratio). */
 uint64_t sl_preflight_disk(const sl_preflight *p, const sl_config *c, uint64_t tokens);

@@ -1,5 +1,6 @@
 #include "daemon/supervise.h"
 #include "ipc/doorbell.h"
+#include "ipc/file.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -97,9 +98,10 @@ static void child(const sl_super *s, unsigned p, char *const argv[], const int *
     if (cpus) sched_setaffinity(0, sizeof *cpus, cpus);
     (void)s, (void)p;
     execv(argv[0], argv);
+    int status = sl_file_code(errno) == SL_ETEMP ? 75 : 78; /* what passes is a death like others */
     static const char msg[] = "sluiced: exec of a stage program failed\n";
-    if (write(2, msg, sizeof msg - 1) < 0) _exit(78);
-    _exit(78);
+    if (write(2, msg, sizeof msg - 1) < 0) _exit(status);
+    _exit(status);
 }
 
 /* Ranks get consecutive slices of the processors this daemon may use. */
@@ -150,11 +152,47 @@ static int spawn(sl_super *s, unsigned p, uint64_t now, sl_err *err) {
     return SL_OK;
 }
 
+/* Ranks may have left something in the rings under the old epoch. Only when every one of them has been reaped. */
+static uint32_t new_epoch(const sl_super *s, const sl_super_domain *d) {
+    return d->group >= 0 ? atomic_fetch_add(&s->topo->ctl[1 + d->group].epoch, 1) + 1 : 0;
+}
+
+static uint64_t backoff_ms(const sl_config *c, unsigned times) {
+    uint64_t wait = c->backoff_min_ms;
+    for (unsigned i = 1; i < times && wait < c->backoff_max_ms; i++) wait *= 2;
+    return wait > c->backoff_max_ms ? c->backoff_max_ms : wait;
+}
+
+/* No process, memory or descriptor for one process of the domain. Nobody died, so that costs nothing of the budget: what
+ * runs of the domain is ended, and all of it is started anew until that works. ran: some process of it did begin. */
+static void put_off(sl_super *s, sl_super_domain *d, uint64_t now, bool ran, const char *why) {
+    uint64_t wait = backoff_ms(s->cfg, ++d->put_off);
+    bool empty = true;
+    if (!(d->put_off & (d->put_off - 1)))
+        sl_super_event_add(s, SL_WARN, d->name, "cannot be started: %s; it is tried again until it works (try %u)", why,
+                           d->put_off);
+    for (unsigned p = d->first; p < d->first + d->n; p++) {
+        if (s->proc[p].pidfd < 0) continue;
+        pidfd_send_signal(s->proc[p].pidfd, SIGKILL, NULL, 0);
+        empty = false;
+    }
+    d->restart_at_ns = now + wait * MS;
+    d->state = empty ? SL_DOM_WAIT : SL_DOM_KILLING;
+    d->unstarted = !empty;
+    if (empty && ran) new_epoch(s, d);
+}
+
 static int start_domain(sl_super *s, sl_super_domain *d, uint64_t now, sl_err *err) {
     for (unsigned p = d->first; p < d->first + d->n; p++) {
-        int rc = spawn(s, p, now, err);
+        int before = s->proc[p].life, rc = spawn(s, p, now, err);
+        if (rc == SL_ETEMP) {
+            put_off(s, d, now, s->proc[p].life != before, err->msg);
+            return SL_OK;
+        }
         if (rc) return rc;
     }
+    if (d->put_off) sl_super_event_add(s, SL_INFO, d->name, "started at try %u", d->put_off + 1);
+    d->put_off = 0;
     d->state = SL_DOM_RUNNING;
     return SL_OK;
 }
@@ -294,8 +332,7 @@ static void group_died(sl_super *s, sl_super_domain *d, bool progress) {
     if (g < pub && was_computing(s, d)) judge(s, d, r, g, ++deaths);
     d->suspect_until = pub;
     atomic_store(&ctl->deaths, deaths);
-    uint32_t epoch = atomic_load(&ctl->epoch) + 1;
-    atomic_store(&ctl->epoch, epoch); /* only now: every rank of the old epoch has been reaped */
+    uint32_t epoch = new_epoch(s, d);
     sl_super_event_add(s, SL_INFO, d->name, "epoch %u: ranks go on at batch position %llu", epoch,
                        (unsigned long long)g);
 }
@@ -343,9 +380,7 @@ static void domain_died(sl_super *s, sl_super_domain *d, uint64_t now) {
              d->name, d->budget_used, c->restart_window_ms / 1000, c->restart_budget);
         return;
     }
-    uint64_t wait = c->backoff_min_ms;
-    for (unsigned i = 1; i < d->deaths && wait < c->backoff_max_ms; i++) wait *= 2;
-    if (wait > c->backoff_max_ms) wait = c->backoff_max_ms;
+    uint64_t wait = backoff_ms(c, d->deaths);
     d->restart_at_ns = now + wait * MS;
     d->state = SL_DOM_WAIT;
     sl_super_event_add(s, SL_INFO, d->name, "restart in %llu ms (death %u without progress, %u of %u in the window)",
@@ -470,7 +505,10 @@ static void step_domain(sl_super *s, sl_super_domain *d, uint64_t now) {
         return;
     }
     if (!reap(s, d) || s->fail_code) return;
-    if (d->state == SL_DOM_KILLING)
+    if (d->state == SL_DOM_KILLING && d->unstarted) {
+        d->state = SL_DOM_WAIT, d->unstarted = false;
+        new_epoch(s, d);
+    } else if (d->state == SL_DOM_KILLING)
         domain_died(s, d, now);
     else
         d->state = SL_DOM_DONE; /* every one exited 0 while draining */

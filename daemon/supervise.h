@@ -13,7 +13,8 @@
  * Back-off doubles from backoff_min to backoff_max with each death without progress. Progress is the domain's own: the
  * feeder publishes batches, a group and gather get batches gathered, the writer releases batches. `restarts` deaths
  * without progress within `restart_window` use the budget up. A stage that exits with 78 (configuration) or 2 (usage)
- * is not restarted: the daemon fails with its code.
+ * is not restarted: the daemon fails with its code. A start that fails for want of processes, memory or descriptors is
+ * no death: it is tried again with the same back-off until it works, and costs no budget.
  *
  * Poison. A batch of several rows that was next to be gathered at two deaths in a row is isolated: its ranks run its
  * rows one by one first, and the row that was running so at two deaths is rejected by itself; its batch mates are
@@ -54,7 +55,9 @@ typedef struct sl_super_domain {
     int group;         /* -1: not a group */
     sl_domain_state state;
     uint64_t restart_at_ns;
-    unsigned deaths; /* without progress: back-off */
+    unsigned deaths;  /* without progress: back-off */
+    unsigned put_off; /* starts that failed one after the other */
+    bool unstarted;   /* KILLING because a start failed */
     unsigned budget_used;
     uint64_t window_ns, progress;
     /* groups */
@@ -89,7 +92,8 @@ typedef struct sl_super {
  */
 int sl_supervise_stage_path(const sl_config *c, sl_role role, char *out, size_t cap, sl_err *err);
 
-/* Start every stage. `cfg` and `topo` must outlive *s. SL_ETEMP when fork fails, SL_ECONFIG when a program is missing.
+/* Start every stage. `cfg` and `topo` must outlive *s. SL_ECONFIG when a program is missing; what the
+ * machine lacks just now is waited for.
  */
 int sl_super_start(sl_super *s, const sl_config *cfg, sl_topo *topo, sl_err *err);
 /* pidfds to poll for POLLIN; returns how many. */

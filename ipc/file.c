@@ -41,6 +41,10 @@ int sl_file_code(int errnum) {
     }
 }
 
+int sl_file_read_code(int errnum) {
+    return sl_file_code(errnum) == SL_ETEMP ? SL_ETEMP : SL_ECONFIG;
+}
+
 int sl_file_sync_folder(const char *path, sl_err *err) {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC), bad = fd < 0 || fsync(fd), e = errno;
     if (fd >= 0) close(fd);

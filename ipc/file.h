@@ -14,6 +14,9 @@ int sl_file_write(int fd, const void *p, size_t n);
  *   SL_EINTERNAL the rest, above all EIO: start again from the logs, do not wait for room. */
 int sl_file_code(int errnum);
 
+/* The same of a file that somebody else made and we only read: SL_ETEMP what passes, SL_ECONFIG the rest. */
+int sl_file_read_code(int errnum);
+
 /* fsync of a folder: the names in it are durable. SL_ETEMP: it cannot be opened or synced. */
 int sl_file_sync_folder(const char *path, sl_err *err);
 #endif

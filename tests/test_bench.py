@@ -14,7 +14,7 @@ SMALL = {
 
 
 def bench(what, *args):
-    p = subprocess.run([sluice, "bench", what, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=300)
+    p = subprocess.run([sluice, "bench", what, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=900)
     return p.returncode, p.stdout, p.stderr
 
 

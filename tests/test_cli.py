@@ -11,7 +11,7 @@ bad = []
 
 
 def run(*args, cwd=None, env=None):
-    r = subprocess.run(args, capture_output=True, text=True, timeout=60, cwd=cwd, env=dict(os.environ, **(env or {})))
+    r = subprocess.run(args, capture_output=True, text=True, timeout=900, cwd=cwd, env=dict(os.environ, **(env or {})))
     return r.returncode, r.stdout, r.stderr
 
 

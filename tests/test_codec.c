@@ -317,7 +317,7 @@ static void zstd_program_reads_it(void **state) {
         skip();
     }
     sl_block b = {100, 64, 4};
-    char dir[] = "/tmp/sluice-codec-XXXXXX", cmd[200], path[100];
+    char dir[] = "/tmp/sltest-codec-XXXXXX", cmd[200], path[100];
     assert_non_null(mkdtemp(dir));
     uint8_t *x = malloc(sl_block_bytes(b)), *enc = malloc(sl_codec_bound(b));
     for (uint64_t i = 0; i < sl_block_bytes(b); i++) x[i] = (uint8_t)(rnd() % 7);

@@ -149,7 +149,7 @@ static const char *expect(void *s, int ms) {
     return text;
 }
 static void says(void *s, const char *what) {
-    const char *got = expect(s, 10000);
+    const char *got = expect(s, 600000);
     if (!strstr(got, what)) fail_msg("got %s, expected ...%s...", got, what);
 }
 static void silent(void *s) {
@@ -182,7 +182,7 @@ static void reasons(void **state) {
     json_row(m, 7, "{\"text\":\"a\"}");
     json_row(m, 8, "{\"input_ids\":[1,100]}");
     post(s, m);
-    const char *got = expect(s, 10000);
+    const char *got = expect(s, 600000);
     static const char *const want[] = {"\"acc\"=>[[0, 1, 3], [5, 1, 4]]",
                                        "\"known\"=>[]",
                                        "[1, 0, \"JSON\"",
@@ -351,7 +351,7 @@ static void credit(void **state) {
         for (uint32_t i = 0; i < 50; i++) ids_row(m, sent++, 3, 0);
         post(s, m);
         for (uint64_t goal = acked + 50; acked < goal;) {
-            const char *got = expect(s, 10000);
+            const char *got = expect(s, 600000);
             if (!strstr(got, "\"ack\"")) fail_msg("got %s", got);
             for (const char *p = strstr(got, "\"acc\""); (p = strstr(p, ", 1, 3]")); p++) acked++;
         }

@@ -26,6 +26,7 @@ static int failures;
 
 static const uint32_t T[] = {10, 20, 1, 5, 12, 7};
 #define ROWS 6
+enum { PATIENCE = 2000000 }; /* naps; only to end a test that hangs */
 
 static pid_t spawn(rig *g) {
     fflush(stdout);
@@ -84,7 +85,7 @@ static void take_all(rig *g, tally *t) {
 
 /* Wait until the batch at bpos is through, restarting a gather that dies. */
 static void see_through(rig *g, pid_t *pid, tally *t, uint64_t bpos) {
-    for (int i = 0; i < 20000 && t->next_bpos <= bpos; i++) {
+    for (int i = 0; i < PATIENCE && t->next_bpos <= bpos; i++) {
         int code;
         if (dead(*pid, &code)) {
             CHECK(code == -SIGKILL, "gather ended with %d", code);
@@ -102,7 +103,7 @@ static void drain(rig *g, pid_t pid, tally *t) {
     g->ctl[0].draining = 1;
     sl_bell_ring(g->boot.procs[2].bell_fd);
     int code = 999;
-    for (int i = 0; i < 20000 && !dead(pid, &code); i++) nap();
+    for (int i = 0; i < PATIENCE && !dead(pid, &code); i++) nap();
     CHECK(code == 0, "drain: gather ended with %d", code);
     take_all(g, t);
     CHECK(t->next_seq == g->seq, "%llu rows of %llu", (unsigned long long)t->next_seq, (unsigned long long)g->seq);
@@ -444,10 +445,10 @@ static void waits_for_the_writer(void) {
         rig_feed(&g, 16, ones, NULL);
         rig_ranks(&g, NULL);
     }
-    for (int i = 0; i < 5000 && sl_ring_pos(g.eyes, 0) < 51; i++) nap();
+    for (int i = 0; i < PATIENCE && sl_ring_pos(g.eyes, 0) < 51; i++) nap();
     nap();
     CHECK(sl_ring_pos(g.eyes, 0) == 51, "published %llu", (unsigned long long)sl_ring_pos(g.eyes, 0));
-    for (int i = 0; i < 500; i++) { /* it is asleep waiting for room, and says so */
+    for (int i = 0; i < PATIENCE / 10; i++) { /* it is asleep waiting for room, and says so */
         if (sl_metric_get(g.st.metrics, 2, SL_M_WAIT_OUT_NS)) break;
         struct timespec ts = {.tv_nsec = 10000000};
         nanosleep(&ts, NULL);

@@ -13,7 +13,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <signal.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static sl_err e;
@@ -431,6 +433,55 @@ static void hungry(void **state) {
     json_decref(t.vars);
 }
 
+/* Kills every other child of its parent, after a while that gets longer, so that a helper gets as far as it takes. */
+static pid_t start_killer(void) {
+    pid_t parent = getpid(), me = fork();
+    if (me) return me;
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/task/%d/children", parent, parent);
+    for (useconds_t us = 50000;; us += us / 4) {
+        usleep(us);
+        FILE *f = fopen(path, "r");
+        for (int pid; f && fscanf(f, "%d", &pid) == 1;)
+            if (pid != getpid()) kill(pid, SIGKILL);
+        if (f) fclose(f);
+        if (getppid() != parent) _exit(0);
+    }
+}
+
+/* A helper that is killed from outside, as the kernel does when memory runs out, says nothing about the row: it is tried
+ * again. One that kills every helper is told so in the end, and the next row gets a new one. */
+static void killed_helpers(void **state) {
+    (void)state;
+    sl_template t = {.source = strdup("{% if messages[0].content == 'long' %}{% for i in range(99999) %}"
+                                      "{% for k in range(99999) %}{% endfor %}{% endfor %}{% endif %}fine")};
+    vars(&t);
+    sl_renderer *r;
+    assert_int_equal(sl_renderer_new(&r, &t, NULL, &e), 0);
+    json_t *lasts = json_pack("[{s:s,s:s}]", "role", "user", "content", "long"),
+           *ok = json_pack("[{s:s,s:s}]", "role", "user", "content", "short");
+    sl_render_job job = {.messages = lasts};
+    sl_rendered out;
+    unsigned again = 0;
+    pid_t killer = start_killer();
+    assert_true(killer > 0);
+    for (; sl_render(r, &job, 1, NULL, NULL, &out, &e) == SL_R_TEMPLATE && e.code == SL_ETEMP; again++) {}
+    kill(killer, SIGKILL);
+    assert_int_equal(waitpid(killer, NULL, 0), killer);
+    assert_true(again >= 2);
+    assert_int_equal(e.code, SL_EDATA);
+    if (!strstr(e.msg, "ended on this row (signal 9")) fail_msg("%s", e.msg);
+    job.messages = ok;
+    if (sl_render(r, &job, 1, NULL, NULL, &out, &e)) fail_msg("%s", e.msg);
+    assert_string_equal(out.text, "fine");
+    sl_rendered_free(&out);
+    json_decref(lasts);
+    json_decref(ok);
+    sl_renderer_free(r);
+    free(t.source);
+    json_decref(t.vars);
+}
+
 /* Many messages: linear work. */
 static void long_conversation(void **state) {
     (void)state;
@@ -527,7 +578,7 @@ static void one_chat(const char *name, sl_preparer *pr, sl_renderer *rd, const s
     json_t *row = json_pack("{s:O, s:O?}", "messages", messages, "tools", tools);
     char *line = json_dumps(row, 0);
     sl_prepared out;
-    sl_prepare_json(pr, line, strlen(line), &out);
+    assert_int_equal(sl_prepare_json(pr, line, strlen(line), &out, &e), 0);
     free(line);
     json_decref(row);
     assert_int_equal(out.n, 1);
@@ -589,6 +640,7 @@ static void real(void **state) {
 int main(void) {
     sl_log_init("test", SL_ERROR);
     const struct CMUnitTest tests[] = {cmocka_unit_test(golden), cmocka_unit_test(hungry),
-                                       cmocka_unit_test(long_conversation), cmocka_unit_test(real)};
+                                       cmocka_unit_test(killed_helpers), cmocka_unit_test(long_conversation),
+                                       cmocka_unit_test(real)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -35,7 +35,7 @@ static void expect(sl_prep_cfg cfg, const char *line, const char *const *want, u
     cfg.tok = tok;
     if (!cfg.tmpl) cfg.tmpl = own;
     if (sl_preparer_new(&p, &cfg, &e)) fail_msg("%s", e.msg);
-    sl_prepare_json(p, line, strlen(line), &out);
+    assert_int_equal(sl_prepare_json(p, line, strlen(line), &out, &e), 0);
     for (uint32_t i = 0; i < n && i < out.n; i++)
         if (strncmp(show(&out.parts[i]), want[i], strlen(want[i])) ||
             (!out.parts[i].reason && strlen(show(&out.parts[i])) != strlen(want[i])))
@@ -176,7 +176,7 @@ static void without(void **state) {
     sl_prepared out;
     sl_prep_cfg cfg = {.tok = NULL, .tok_why = "no such file"};
     assert_int_equal(sl_preparer_new(&p, &cfg, &e), 0);
-    sl_prepare_json(p, "{\"text\":\"a\"}", 12, &out);
+    assert_int_equal(sl_prepare_json(p, "{\"text\":\"a\"}", 12, &out, &e), 0);
     assert_int_equal(out.parts[0].reason, SL_R_FIELDS);
     assert_non_null(strstr(out.parts[0].why, "no such file"));
     sl_prepared_free(&out);
@@ -187,7 +187,7 @@ static void without(void **state) {
     sl_preparer_free(p);
     cfg = (sl_prep_cfg){.tok = tok, .tmpl_why = "none found"};
     assert_int_equal(sl_preparer_new(&p, &cfg, &e), 0);
-    sl_prepare_json(p, "{\"messages\":[" Q "]}", strlen("{\"messages\":[" Q "]}"), &out);
+    assert_int_equal(sl_prepare_json(p, "{\"messages\":[" Q "]}", strlen("{\"messages\":[" Q "]}"), &out, &e), 0);
     assert_int_equal(out.parts[0].reason, SL_R_TEMPLATE);
     assert_non_null(strstr(out.parts[0].why, "none found"));
     sl_prepared_free(&out);
@@ -205,7 +205,7 @@ static void big(void **state) { /* one letter, a megabyte: bounded time, all of 
     sl_preparer *p;
     sl_prepared out;
     assert_int_equal(sl_preparer_new(&p, &cfg, &e), 0);
-    sl_prepare_json(p, line, strlen(line), &out);
+    assert_int_equal(sl_prepare_json(p, line, strlen(line), &out, &e), 0);
     assert_int_equal(out.parts[0].reason, 0);
     assert_int_equal(out.parts[0].T, n + 1);
     sl_prepared_free(&out);

@@ -160,7 +160,7 @@ def check_specforge(maker, base):
 
 
 def main():
-    base = tempfile.mkdtemp(prefix="sluice-reader-")
+    base = tempfile.mkdtemp(prefix="sltest-reader-")
     try:
         for layout, codec in (("files", "none"), ("shards", "none"), ("shards", "zstd"), ("shards", "bf16")):
             path = os.path.join(base, layout + codec)

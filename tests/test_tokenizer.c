@@ -262,7 +262,7 @@ static sl_tokenizer *on_pcre(const char *folder, sl_err *err) {
 }
 
 static int shared(const char *dir, const char *name) {
-    char path[4096], folder[] = "/tmp/sluice-tok-XXXXXX";
+    char path[4096], folder[] = "/tmp/sltest-tok-XXXXXX";
     size_t n;
     snprintf(path, sizeof path, "%s/expected.jsonl.zst", dir);
     char *texts = unzstd(path, &n);

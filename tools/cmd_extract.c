@@ -3,6 +3,7 @@
 #include "daemon/bootinfo.h"
 #include "daemon/preflight.h"
 #include "daemon/status.h"
+#include "ipc/file.h"
 #include "stages/writer/verify.h"
 #include "tools/cli.h"
 #include "tools/commands.h"
@@ -277,7 +278,7 @@ static int start_daemon(run *r, sl_err *err) {
         unsetenv("JOURNAL_STREAM"), unsetenv("NOTIFY_SOCKET"), unsetenv("WATCHDOG_USEC");
         dup2(r->log_fd, 1), dup2(r->log_fd, 2);
         execv(path, argv);
-        _exit(78);
+        _exit(sl_file_code(errno) == SL_ETEMP ? 75 : 78);
     }
     r->pidfd = pidfd_open(r->pid, 0);
     r->exit_code = -1;

@@ -1,5 +1,6 @@
 #include "tools/prep_cli.h"
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -42,6 +43,16 @@ void sl_prep_cli_close(sl_prep_cli *p) {
     sl_tokenizer_free(p->tok);
 }
 
+/* What passes is waited for, as the feeder does; said once for the run. */
+static void prepare(sl_prep_cli *p, const char *line, size_t n, sl_prepared *out) {
+    sl_err e;
+    while (sl_prepare_json(p->prep, line, n, out, &e)) {
+        if (!p->waited) fprintf(stderr, "WARNING: waiting: %s\n", e.msg);
+        p->waited = true;
+        poll(NULL, 0, 200);
+    }
+}
+
 static int each_line(sl_prep_cli *p, FILE *f, sl_prep_cli_row fn, void *arg) {
     char *line = NULL;
     size_t cap = 0;
@@ -50,7 +61,7 @@ static int each_line(sl_prep_cli *p, FILE *f, sl_prep_cli_row fn, void *arg) {
         if (n && line[n - 1] == '\n') n--;
         if (!n) continue;
         sl_prepared out;
-        sl_prepare_json(p->prep, line, (size_t)n, &out);
+        prepare(p, line, (size_t)n, &out);
         fn(arg, no, line, (size_t)n, &out);
         sl_prepared_free(&out);
     }
@@ -82,7 +93,7 @@ static int one_text(sl_prep_cli *p, FILE *f, sl_prep_cli_row fn, void *arg, sl_e
     free(text);
     if (!line) return -1;
     sl_prepared out;
-    sl_prepare_json(p->prep, line, strlen(line), &out);
+    prepare(p, line, strlen(line), &out);
     fn(arg, 1, line, strlen(line), &out);
     sl_prepared_free(&out);
     free(line);

@@ -49,6 +49,7 @@ typedef struct sl_prep_cli {
     sl_template *tmpl;
     sl_preparer *prep;
     sl_err tmpl_why;
+    bool waited; /* that a row waits was said */
 } sl_prep_cli;
 int sl_prep_cli_open(sl_prep_cli *p, const sl_prep_opts *o, sl_prep_cfg cfg, sl_err *err);
 void sl_prep_cli_close(sl_prep_cli *p);

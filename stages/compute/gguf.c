@@ -1,5 +1,6 @@
 #include "stages/compute/gguf.h"
 
+#include "ipc/file.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -432,7 +433,7 @@ static int open_file(gguf_file *f, const char *path, sl_err *err) {
     f->path = strdup(path);
     if (!f->path) return sl_err_set(err, SL_ETEMP, "%s: out of memory", path);
     f->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (f->fd < 0) return sl_err_sys(err, SL_ECONFIG, errno, "%s: cannot open", path);
+    if (f->fd < 0) return sl_err_sys(err, sl_file_read_code(errno), errno, "%s: cannot open", path);
     if (fstat(f->fd, &st)) return sl_err_sys(err, SL_ECONFIG, errno, "%s: cannot stat", path);
     if (!S_ISREG(st.st_mode)) return sl_err_set(err, SL_ECONFIG, "%s: not a regular file", path);
     if (st.st_size < 24)

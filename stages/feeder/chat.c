@@ -63,14 +63,17 @@ static bool ends_with(const sl_rendered *r, const char *s) {
 
 /* ---- probes ---- */
 
-static void probe_reasoning(sl_chat *c, const sl_rendered *gen) {
+/* Probes may fail: that is an answer too. What has no answer (SL_ETEMP) is asked again with the next try. */
+static sl_reason probe_reasoning(sl_chat *c, const sl_rendered *gen, sl_err *why) {
     json_t *m = json_pack("[o, o]", message("user", SL_PROBE_U), message("assistant", SL_PROBE_A));
     json_t *on = json_pack("{s:b}", "preserve_thinking", 1);
     json_object_set_new(json_array_get(m, 1), "reasoning_content", json_string(PROBE_REASON));
     sl_render_job jobs[2] = {{.messages = m}, {.messages = m, .extra = on}};
     sl_rendered r[2];
+    sl_err e = {0};
+    sl_reason said = sl_render(c->r, jobs, 2, NULL, NULL, r, &e);
     c->keep = KEEP_NOT;
-    if (!sl_render(c->r, jobs, 2, NULL, NULL, r, NULL)) {
+    if (!said) {
         if (contains(r[0].text, r[0].len, PROBE_REASON))
             c->keep = KEEP_AS_IS;
         else if (contains(r[1].text, r[1].len, PROBE_REASON))
@@ -82,22 +85,32 @@ static void probe_reasoning(sl_chat *c, const sl_rendered *gen) {
     if (c->keep == KEEP_NOT && gen && (c->newline_think || ends_with(gen, "<think>"))) c->keep = KEEP_BY_HAND;
     json_decref(m);
     json_decref(on);
+    if (e.code != SL_ETEMP) return SL_R_NONE;
+    if (why) *why = e;
+    return said;
 }
 
-static void probe(sl_chat *c) {
+static sl_reason probe(sl_chat *c, sl_err *why) {
     json_t *u = json_pack("[o]", message("user", SL_PROBE_U));
     json_t *ua = json_pack("[o, o]", message("user", SL_PROBE_U), message("assistant", SL_PROBE_A));
     json_t *uau = json_pack("[o, o, o]", message("user", SL_PROBE_U), message("assistant", SL_PROBE_A),
                             message("user", SL_PROBE_V));
     sl_render_job jobs[4] = {{.messages = u}, {.messages = u, .gen = true}, {.messages = ua}, {.messages = uau}};
     sl_rendered r[4];
-    bool ok = !sl_render(c->r, jobs, 4, NULL, NULL, r, NULL);
-    sl_turn_marks_learn(&c->marks, ok ? &r[0] : NULL, ok ? &r[1] : NULL, ok ? &r[2] : NULL, ok ? &r[3] : NULL);
-    probe_reasoning(c, ok ? &r[1] : NULL);
+    sl_err e = {0};
+    sl_reason said = sl_render(c->r, jobs, 4, NULL, NULL, r, &e);
+    bool ok = !said;
+    if (e.code == SL_ETEMP) {
+        if (why) *why = e;
+    } else
+        said = probe_reasoning(c, ok ? &r[1] : NULL, why);
+    if (!said)
+        sl_turn_marks_learn(&c->marks, ok ? &r[0] : NULL, ok ? &r[1] : NULL, ok ? &r[2] : NULL, ok ? &r[3] : NULL);
     for (int i = 0; ok && i < 4; i++) sl_rendered_free(&r[i]);
     json_decref(u);
     json_decref(ua);
     json_decref(uau);
+    return said;
 }
 
 /* ---- reasoning ---- */
@@ -233,7 +246,7 @@ static sl_reason spans_from_tags(const work *w, sl_chat_text *out, sl_err *why) 
         return sl_refuse(why, SL_R_MASK,
                          "the template has generation tags, but none was reached for %zu assistant turns", n);
     out->spans = calloc(w->full.n_spans + 1, sizeof *out->spans);
-    if (!out->spans) return sl_refuse(why, SL_R_MASK, "no memory for %zu spans", w->full.n_spans);
+    if (!out->spans) return sl_lack(why, SL_R_MASK, "no memory for %zu spans", w->full.n_spans);
     for (size_t i = 0; i < w->full.n_spans; i++) out->spans[i] = (sl_span){w->full.spans[i][0], w->full.spans[i][1]};
     out->n_spans = w->full.n_spans;
     out->how = "generation tags";
@@ -247,7 +260,7 @@ static sl_reason spans_from_alignment(work *w, sl_chat_text *out, sl_err *why) {
     unsigned char *marked = calloc(n_msg + 1, 1);
     json_t *mm = marked ? sl_mask_marked(w->messages, key, marked) : NULL;
     out->spans = calloc(count_assistants(w->messages) + 1, sizeof *out->spans);
-    sl_reason r = mm && out->spans ? SL_R_NONE : sl_refuse(why, SL_R_MASK, "no memory to align %zu messages", n_msg);
+    sl_reason r = mm && out->spans ? SL_R_NONE : sl_lack(why, SL_R_MASK, "no memory to align %zu messages", n_msg);
     sl_rendered marks = {0};
     sl_render_job job = {.messages = mm, .gen = w->gen, .extra = w->extra};
     if (!r && (r = sl_render(w->c->r, &job, 1, w->tools, w->documents, &marks, why))) r = SL_R_MASK;
@@ -291,7 +304,7 @@ static sl_reason render_by_hand(work *w, json_t *last, const json_t *reasoning, 
     sl_span *s = realloc(out->spans, (out->n_spans + 1) * sizeof *s);
     if (t) out->text = t;
     if (s) out->spans = s;
-    if (!t || !s) return sl_refuse(why, SL_R_MASK, "no memory for the last turn");
+    if (!t || !s) return sl_lack(why, SL_R_MASK, "no memory for the last turn");
     size_t at = out->len;
     memcpy(t + at, r0, rn);
     at += rn;
@@ -354,11 +367,12 @@ static void look_for_losses(const sl_chat *c, const json_t *messages, json_t *to
 sl_reason sl_chat_render(sl_chat *c, const json_t *messages, size_t n_messages, json_t *tools, json_t *documents,
                          bool want_spans, sl_chat_text *out, sl_err *why) {
     memset(out, 0, sizeof *out);
-    if (!c->marks.probed) probe(c);
+    sl_reason r = c->marks.probed ? SL_R_NONE : probe(c, why);
+    if (r) return r;
     work w = {.c = c, .tools = tools, .documents = documents, .messages = json_array()};
     for (size_t i = 0; i < n_messages; i++) json_array_append(w.messages, json_array_get(messages, i));
     bool keep = c->reasoning == SL_REASONING_KEEP_LAST && c->keep != KEEP_AS_IS && has_reasoning(w.messages);
-    sl_reason r = keep ? render_keep_last(&w, want_spans, out, why) : render(&w, want_spans, out, why);
+    r = keep ? render_keep_last(&w, want_spans, out, why) : render(&w, want_spans, out, why);
     if (out->text) look_for_losses(c, w.messages, tools, out);
     json_decref(w.messages);
     json_decref(w.extra);

@@ -20,7 +20,7 @@ typedef struct sl_chat_text {
 void sl_chat_text_free(sl_chat_text *t);
 
 /* Render messages[0..n_messages) (normalized by rows.h). want_spans: find the spans. SL_R_TEMPLATE or SL_R_MASK with a
- * sentence; after SL_R_MASK the text is there. */
+ * sentence; after SL_R_MASK the text is there. The code SL_ETEMP in *why: not the row's doing, try again. */
 sl_reason sl_chat_render(sl_chat *c, const json_t *messages, size_t n_messages, json_t *tools, json_t *documents,
                          bool want_spans, sl_chat_text *out, sl_err *why);
 #endif

@@ -1,4 +1,5 @@
 #include "stages/feeder/curve.h"
+#include "ipc/file.h"
 #include <errno.h>
 #include <limits.h>
 #include <pthread.h>
@@ -83,7 +84,7 @@ static int read_clients(sl_curve *c, const char *dir, sl_err *err) {
     char path[PATH_MAX], line[256];
     snprintf(path, sizeof path, "%s/clients.pub", dir);
     FILE *f = fopen(path, "re");
-    if (!f) return sl_err_sys(err, SL_ECONFIG, errno, "list of admitted clients %s", path);
+    if (!f) return sl_err_sys(err, sl_file_read_code(errno), errno, "list of admitted clients %s", path);
     c->allowed = calloc(MAX_CLIENTS, KEY_BYTES);
     int rc = c->allowed ? SL_OK : sl_err_set(err, SL_ETEMP, "no memory for client keys");
     for (unsigned no = 1; !rc && fgets(line, sizeof line, f); no++) {

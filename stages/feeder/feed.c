@@ -180,12 +180,24 @@ uint32_t sl_feed_client(sl_feed *f, const void *identity, size_t n) {
 
 /* ---- answers ---- */
 
+/* A client waits for its answer as long as this process lives. So one for which there is no memory ends the process: the
+ * next one knows from the logs what to answer when the client asks again. */
+static _Noreturn void unanswered(void) {
+    sl_log(SL_ERROR, "no memory for an answer to a client: the feeder starts again, clients ask again");
+    abort();
+}
+static void answered(bool kept) {
+    if (!kept) unanswered();
+}
+
 static void queue_reply(client *c, const msgpack_sbuffer *b) {
     if (c->replies.n >= MAX_REPLIES) return; /* it does not read its answers */
     void *d = malloc(b->size);
-    if (!d) return;
+    if (!d) unanswered();
     memcpy(d, b->data, b->size);
-    if (!PUSH(c->replies, (reply){d, b->size})) free(d);
+    if (PUSH(c->replies, (reply){d, b->size})) return;
+    free(d);
+    unanswered();
 }
 
 static void reply_simple(client *c, const char *type) {
@@ -339,9 +351,9 @@ static int send_answers(sl_feed *f) {
 static void tell_done(client *c, const sl_entry *e) {
     if (!c || !e->rows) return;
     if (e->verdict)
-        (void)PUSH(c->bad, (lost){e->row, e->bad, e->verdict});
+        answered(PUSH(c->bad, (lost){e->row, e->bad, e->verdict}));
     else
-        (void)PUSH(c->ok, e->row);
+        answered(PUSH(c->ok, e->row));
 }
 
 static void waits_no_more(client *c, const sl_entry *e) {
@@ -385,7 +397,7 @@ static void wait_for(sl_feed *f, sl_entry *e, client *c) {
     for (uint32_t i = e->others; i; i = f->others.v[i - 1].next)
         if (f->others.v[i - 1].client == c->no) return;
     uint32_t *place = waiting_place(f, e);
-    if (!place) return; /* it will ask again */
+    if (!place) unanswered();
     *place = c->no;
     c->pending++;
 }
@@ -627,8 +639,8 @@ static int journal(sl_feed *f, sl_job *j, sl_err *err) {
 }
 
 static void refused_before(client *c, uint64_t row, const sl_entry *e) {
-    (void)PUSH(c->rej, (refusal){row, 0, e->parts - e->rows, (sl_reason)e->reason,
-                                 strdup("refused when it was pushed before, with the same content")});
+    answered(PUSH(c->rej, (refusal){row, 0, e->parts - e->rows, (sl_reason)e->reason,
+                                    strdup("refused when it was pushed before, with the same content")}));
 }
 
 static void answer_known(sl_feed *f, client *c, sl_job *j) {
@@ -637,7 +649,7 @@ static void answer_known(sl_feed *f, client *c, sl_job *j) {
     switch (sl_intake_find(f->cfg.intake, j->dataset, j->row, j->content, &e)) {
     case SL_IN_KNOWN:
         f->st.known++;
-        (void)PUSH(c->known, (accepted){.row = j->row, .parts = e->rows});
+        answered(PUSH(c->known, (accepted){.row = j->row, .parts = e->rows}));
         if (e->parts > e->rows) refused_before(c, j->row, e);
         if (e->left)
             wait_for(f, e, c);
@@ -653,7 +665,7 @@ static void answer_known(sl_feed *f, client *c, sl_job *j) {
         f->st.reasons[SL_R_CONFLICT]++;
         snprintf(msg, sizeof msg, "row %llu of this data set was pushed before with other content; that one is kept",
                  (unsigned long long)j->row);
-        (void)PUSH(c->rej, (refusal){j->row, 0, 1, SL_R_CONFLICT, strdup(msg)});
+        answered(PUSH(c->rej, (refusal){j->row, 0, 1, SL_R_CONFLICT, strdup(msg)}));
     }
 }
 
@@ -671,13 +683,13 @@ static void answer_new(sl_feed *f, client *c, sl_job *j) {
         f->st.parts_refused++;
         f->st.reasons[p->reason]++;
         if (c) {
-            (void)PUSH(c->rej, (refusal){j->row, i, 1, p->reason, p->why});
+            answered(PUSH(c->rej, (refusal){j->row, i, 1, p->reason, p->why}));
             p->why = NULL;
         }
     }
     if (!c || !a.parts) return;
     c->pending++;
-    (void)PUSH(c->acc, a);
+    answered(PUSH(c->acc, a));
 }
 
 static void answer(sl_feed *f, sl_job *j) {
@@ -789,6 +801,7 @@ int sl_feed_fd(const sl_feed *f) {
 const sl_feed_stats *sl_feed_get_stats(sl_feed *f) {
     uint64_t now = sl_now_ns();
     f->st.queue = sl_pool_jobs(f->pool) + f->waiting;
+    f->st.lacking = sl_pool_lacking(f->pool);
     f->st.open_streams = 0;
     for (uint32_t i = 0; i < f->n_clients; i++) {
         const client *c = f->clients[i];

@@ -33,6 +33,7 @@ typedef struct sl_feed_cfg {
 typedef struct sl_feed_stats { /* counters since start, for the metrics page */
     uint64_t rows_in, parts_ok, parts_refused, tokens, messages, known, conflicts, errors, warned, cut, reasons[SL_R_N];
     bool paused;          /* the disk is full */
+    bool lacking;         /* a row cannot be prepared just now (pool.h) */
     uint64_t queue;       /* rows being prepared or not yet durable */
     uint64_t last_row_ns; /* sl_now_ns of the last row that came */
     uint32_t open_streams;

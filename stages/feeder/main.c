@@ -20,6 +20,7 @@ typedef struct feeder {
     sl_feed *feed;
     uint64_t ready_ns;  /* since when every rank is ready, 0 = not yet */
     uint64_t follow_ns; /* last look at commit.log */
+    uint64_t blind;     /* looks since it could be read */
     bool drained;       /* the last batch is published */
 } feeder;
 
@@ -27,7 +28,8 @@ static int load_tokenizer(feeder *f, sl_err *err) {
     const sl_boot *b = f->boot;
     const char *from = b->tokenizer[0] ? b->tokenizer : b->model;
     int rc = sl_tokenizer_load(&f->tok, from, &f->tok_why);
-    if (rc && b->tokenizer[0]) {
+    if (rc &&
+        (b->tokenizer[0] || rc == SL_ETEMP)) { /* one that could not be read just now is not one that is missing */
         if (err) *err = f->tok_why;
         return rc;
     }
@@ -38,7 +40,7 @@ static int load_tokenizer(feeder *f, sl_err *err) {
         sl_log(SL_INFO, "tokenizer %s from %s, %d tokens", sl_tokenizer_kind(f->tok), from, sl_tokenizer_vocab(f->tok));
     }
     rc = sl_template_load(&f->tmpl, from, b->chat_template, b->template_args, &f->tmpl_why);
-    if (rc && (b->chat_template[0] || strcmp(b->template_args, "{}") != 0)) {
+    if (rc && (b->chat_template[0] || strcmp(b->template_args, "{}") != 0 || rc == SL_ETEMP)) {
         if (err) *err = f->tmpl_why;
         return rc;
     }
@@ -132,11 +134,11 @@ static void update_metrics(feeder *f) {
     for (int r = 1; r < SL_R_N; r++) sl_metric_set(m, (sl_metric)(SL_M_REJECT_BASE + 12 + r), s->reasons[r]);
     bool draining = atomic_load(&f->stage.ctl[0].draining);
     sl_metric_set(m, SL_M_STATE,
-                  f->drained   ? SL_ST_DONE
-                  : draining   ? SL_ST_DRAINING
-                  : s->paused  ? SL_ST_PAUSED
-                  : s->rows_in ? SL_ST_RUNNING
-                               : SL_ST_READY);
+                  f->drained                ? SL_ST_DONE
+                  : draining                ? SL_ST_DRAINING
+                  : s->paused || s->lacking ? SL_ST_PAUSED
+                  : s->rows_in              ? SL_ST_RUNNING
+                                            : SL_ST_READY);
     sl_metric_beat(m);
 }
 
@@ -171,7 +173,17 @@ static int follow(feeder *f, sl_err *err) {
     if (now - f->follow_ns < FOLLOW_MS * 1000000ull) return 0;
     f->follow_ns = now;
     /* "Done" means on disk: the log shows records before their sync. */
-    return sl_intake_follow(f->in, of_writer(f, SL_M_COMMITTED), sl_feed_done, f->feed, err);
+    int rc = sl_intake_follow(f->in, of_writer(f, SL_M_COMMITTED), sl_feed_done, f->feed, err);
+    if (rc != SL_ETEMP) {
+        if (f->blind && !rc) sl_log(SL_INFO, "commit.log can be read again");
+        f->blind = 0;
+        return rc;
+    }
+    /* No memory or descriptor just now: clients hear of their rows a moment later. */
+    if (!(f->blind & (f->blind + 1))) sl_log(SL_WARN, "commit.log cannot be read, it is tried again: %s", err->msg);
+    f->blind++;
+    *err = (sl_err){0};
+    return SL_OK;
 }
 
 /* One turn; >0 when something was done. */
@@ -213,10 +225,10 @@ static int run(feeder *f, sl_err *err) {
             if (of_writer(f, SL_M_STATE) == SL_ST_DONE || sl_intake_committed(f->in) == sl_intake_rows(f->in)) {
                 f->follow_ns = 0;
                 int rc = follow(f, err);
-                if (!rc) rc = sl_feed_turn(f->feed, err);
+                if (!rc && !f->blind) rc = sl_feed_turn(f->feed, err);
                 update_metrics(f);
-                return rc < 0 ? rc : SL_OK;
-            }
+                if (rc < 0 || !f->blind) return rc < 0 ? rc : SL_OK;
+            } /* (blind: what clients have yet to hear is in there) */
         }
         update_metrics(f);
         if (!did) sleep_a_while(f);

@@ -120,8 +120,11 @@ void sl_turn_marks_free(sl_turn_marks *m) {
     memset(m, 0, sizeof *m);
 }
 
+/* What is learned here holds for every row to come: to have learned nothing for want of memory would cost all of them. */
 static char *dup_range(const char *s, size_t n) {
-    return n ? strndup(s, n) : NULL;
+    char *p = n ? strndup(s, n) : NULL;
+    if (n && !p) abort();
+    return p;
 }
 
 /* Header: what the generation prompt and the text before a finished answer have in common. */
@@ -242,7 +245,7 @@ static sl_reason cut_pieces(align *al, sl_err *why) {
     for (size_t p = find(t, n, 0, al->key, kn); p != SIZE_MAX; p = find(t, n, p + kn, al->key, kn)) cap++;
     al->p = calloc(cap + 1, sizeof *al->p);
     al->piece_of = malloc((n_msg + 1) * sizeof *al->piece_of);
-    if (!al->p || !al->piece_of) return sl_refuse(why, SL_R_MASK, "no memory to align %zu messages", n_msg);
+    if (!al->p || !al->piece_of) return sl_lack(why, SL_R_MASK, "no memory to align %zu messages", n_msg);
     memset(al->piece_of, 0xff, (n_msg + 1) * sizeof *al->piece_of);
     for (size_t p = find(t, n, 0, al->key, kn); p != SIZE_MAX; p = find(t, n, at, al->key, kn)) {
         size_t i = 0, q = p + kn;
@@ -416,7 +419,7 @@ static sl_reason list_turns(align *al, const unsigned char *marked, turn *t, siz
 static sl_reason find_turns(align *al, const unsigned char *marked, sl_span *spans, sl_err *why) {
     size_t n_msg = json_array_size(al->messages), n = 0;
     turn *t = calloc(n_msg + 1, sizeof *t);
-    if (!t) return sl_refuse(why, SL_R_MASK, "no memory for %zu turns", n_msg);
+    if (!t) return sl_lack(why, SL_R_MASK, "no memory for %zu turns", n_msg);
     sl_reason r = list_turns(al, marked, t, &n, why);
     for (size_t i = 0, first = 0; !r && i < n; i++) {
         if (t[i].gap_a != t[first].gap_a || t[i].gap_b != t[first].gap_b) first = i;
@@ -456,19 +459,18 @@ typedef struct text_buf {
     size_t n, cap;
 } text_buf;
 
-static bool put(text_buf *b, const char *s, size_t n) {
-    if (!n) return true;
+static void put(text_buf *b, const char *s, size_t n) {
+    if (!n) return;
     if (b->n + n > b->cap) {
         size_t cap = b->cap ? b->cap : 256;
         while (cap < b->n + n) cap *= 2;
         char *p = realloc(b->s, cap);
-        if (!p) return false;
+        if (!p) abort(); /* (as in prepare.c) */
         b->s = p;
         b->cap = cap;
     }
     memcpy(b->s + b->n, s, n);
     b->n += n;
-    return true;
 }
 
 /* Equal as they are, or after Unicode composition (tokenizers that normalize to NFC). */
@@ -478,6 +480,7 @@ static bool same_text(const char *a, size_t na, const char *b, size_t nb) {
     utf8proc_option_t o = UTF8PROC_STABLE | UTF8PROC_COMPOSE;
     utf8proc_ssize_t nx = utf8proc_map((const utf8proc_uint8_t *)a, (utf8proc_ssize_t)na, &x, o);
     utf8proc_ssize_t ny = utf8proc_map((const utf8proc_uint8_t *)b, (utf8proc_ssize_t)nb, &y, o);
+    if (nx == UTF8PROC_ERROR_NOMEM || ny == UTF8PROC_ERROR_NOMEM) abort();
     bool same = nx >= 0 && nx == ny && !memcmp(x, y, (size_t)nx);
     free(x);
     free(y);
@@ -498,7 +501,7 @@ static sl_reason check_span(const sl_tokenizer *tok, const sl_ids *ids, const ch
     for (size_t i = t0; ok && i < t1; i++) {
         size_t n;
         const char *p = sl_tokenizer_piece(tok, ids->ids[i], &n);
-        ok = p && put(&d, p, n);
+        if ((ok = p != NULL)) put(&d, p, n);
     }
     ok = ok && same_text(d.s ? d.s : "", d.n, text + a, b - a);
     free(d.s);

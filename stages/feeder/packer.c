@@ -1,4 +1,5 @@
 #include "stages/feeder/packer.h"
+#include "ipc/file.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -52,7 +53,7 @@ int sl_packer_open(sl_packer **out, const char *store, sl_err *err) {
     if (p->log < 0 || p->dat < 0) {
         int e = errno;
         sl_packer_close(p);
-        return sl_err_sys(err, SL_ECONFIG, e, "opening intake.log and intake.dat in %s", store);
+        return sl_err_sys(err, sl_file_read_code(e), e, "opening intake.log and intake.dat in %s", store);
     }
     *out = p;
     return SL_OK;

@@ -1,15 +1,25 @@
 #include "stages/feeder/pool.h"
 #include "ipc/doorbell.h"
+#include "ipc/log.h"
+#include "ipc/metrics.h"
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+
+#define MS           1000000ull
+#define RETRY_MIN_NS (100 * MS)
+#define RETRY_MAX_NS (2000 * MS)
+#define REMIND_NS    (60000 * MS)
 
 struct sl_pool {
     pthread_mutex_t mu;
-    pthread_cond_t work;
+    pthread_cond_t work, ending;
     sl_job *head, *tail;           /* order of arrival */
     sl_job *todo_head, *todo_tail; /* not yet picked up */
     bool stop;
+    uint32_t lacking; /* threads that wait until a row can be prepared */
+    uint64_t said_ns; /* when that was said last */
     int wake;
     uint32_t n_threads;
     pthread_t *threads;
@@ -25,14 +35,49 @@ void sl_job_free(sl_job *job) {
     free(job);
 }
 
-static void prepare(sl_preparer *pr, sl_job *j) {
-    if (j->kind == SL_JOB_JSON) {
-        sl_prepare_json(pr, j->data, j->bytes, &j->out);
-        return;
-    }
+static int prepare(sl_preparer *pr, sl_job *j, sl_err *err) {
+    if (j->kind == SL_JOB_JSON) return sl_prepare_json(pr, j->data, j->bytes, &j->out, err);
     const uint8_t *mask = (const uint8_t *)j->data + (size_t)j->n_ids * 4;
     sl_prepare_ids(pr, (const int32_t *)(const void *)j->data, j->n_ids, j->has_mask ? mask : NULL, j->n_mask,
                    (const char *)mask + j->n_mask, j->id_len, &j->out);
+    return SL_OK;
+}
+
+/* Wait a while, or until the pool ends. With the lock. */
+static void wait_a_while(sl_pool *p, uint64_t ns) {
+    struct timespec t;
+    uint64_t until = sl_now_ns() + ns;
+    t.tv_sec = (time_t)(until / (1000 * MS)), t.tv_nsec = (long)(until % (1000 * MS));
+    while (!p->stop && sl_now_ns() < until)
+        if (pthread_cond_timedwait(&p->ending, &p->mu, &t)) return;
+}
+
+/* What the machine lacks now it may have again in a moment: the row waits, and with it everything behind it, since jobs
+ * are taken in order. Said when it begins and then once a minute, by one thread for all. With the lock, which is given
+ * up meanwhile. False: the pool ends and the job is not finished. */
+static bool wait_out_lack(sl_pool *p, sl_preparer *pr, sl_job *j, sl_err *e) {
+    int rc = SL_ETEMP;
+    p->lacking++;
+    for (uint64_t ns = RETRY_MIN_NS; rc && !p->stop; ns = ns < RETRY_MAX_NS ? ns * 2 : ns) {
+        uint64_t now = sl_now_ns();
+        if (!p->said_ns || now - p->said_ns >= REMIND_NS) {
+            p->said_ns = now;
+            sl_log(SL_WARN,
+                   "rows wait, none is rejected for this: %s; it is tried again until it works, make memory, processes "
+                   "or open files free",
+                   e->msg);
+        }
+        wait_a_while(p, ns);
+        if (p->stop) break;
+        pthread_mutex_unlock(&p->mu);
+        rc = prepare(pr, j, e);
+        pthread_mutex_lock(&p->mu);
+    }
+    if (!--p->lacking && !rc) {
+        p->said_ns = 0;
+        sl_log(SL_INFO, "rows go on: what was missing is there again");
+    }
+    return !rc;
 }
 
 typedef struct worker {
@@ -52,8 +97,10 @@ static void *work(void *arg) {
         p->todo_head = j->next_todo;
         if (!p->todo_head) p->todo_tail = NULL;
         pthread_mutex_unlock(&p->mu);
-        prepare(w.pr, j);
+        sl_err e;
+        int rc = prepare(w.pr, j, &e);
         pthread_mutex_lock(&p->mu);
+        if (rc && !wait_out_lack(p, w.pr, j, &e)) break;
         j->finished = true;
         if (j == p->head) sl_bell_ring(p->wake);
     }
@@ -82,8 +129,13 @@ int sl_pool_new(sl_pool **out, const sl_prep_cfg *cfg, uint32_t threads, int wak
     if (threads > 256) threads = 256;
     sl_pool *p = calloc(1, sizeof *p);
     if (!p) return sl_err_set(err, SL_ETEMP, "no memory for the feeder's threads");
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
     pthread_mutex_init(&p->mu, NULL);
     pthread_cond_init(&p->work, NULL);
+    pthread_cond_init(&p->ending, &clock);
+    pthread_condattr_destroy(&clock);
     p->wake = wake;
     p->n_threads = threads;
     p->threads = calloc(threads, sizeof *p->threads);
@@ -107,6 +159,7 @@ void sl_pool_free(sl_pool *p) {
     pthread_mutex_lock(&p->mu);
     p->stop = true;
     pthread_cond_broadcast(&p->work);
+    pthread_cond_broadcast(&p->ending);
     pthread_mutex_unlock(&p->mu);
     for (uint32_t i = 0; i < p->started; i++) pthread_join(p->threads[i], NULL);
     for (uint32_t i = 0; p->preparers && i < p->n_threads; i++) sl_preparer_free(p->preparers[i]);
@@ -118,6 +171,7 @@ void sl_pool_free(sl_pool *p) {
     free(p->preparers);
     pthread_mutex_destroy(&p->mu);
     pthread_cond_destroy(&p->work);
+    pthread_cond_destroy(&p->ending);
     free(p);
 }
 
@@ -158,6 +212,12 @@ sl_job *sl_pool_take(sl_pool *p) {
     return j;
 }
 
+bool sl_pool_lacking(sl_pool *p) {
+    pthread_mutex_lock(&p->mu);
+    bool lacking = p->lacking != 0;
+    pthread_mutex_unlock(&p->mu);
+    return lacking;
+}
 uint64_t sl_pool_jobs(const sl_pool *p) {
     return p->jobs;
 }

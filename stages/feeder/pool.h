@@ -2,7 +2,11 @@
  *
  * One thread (the feeder's main loop) puts jobs in and takes finished ones out, strictly in order of arrival, so that
  * what is journaled depends on the order of arrival alone and never on which thread was faster. `wake` (an eventfd) is
- * rung when the job at the head is finished. */
+ * rung when the job at the head is finished.
+ *
+ * Where the machine lacks something that passes (prepare.h: SL_ETEMP), the thread waits and tries the row again, from
+ * every 0.1 to every 2 s, and says so once and then every minute. The jobs behind it are not given out meanwhile, so
+ * that the feeder takes no more rows than its clients have credit for: the flow is paused, and nothing is rejected. */
 #ifndef SL_FEEDER_POOL_H
 #define SL_FEEDER_POOL_H
 #include "stages/feeder/prepare.h"
@@ -29,6 +33,7 @@ int sl_pool_new(sl_pool **out, const sl_prep_cfg *cfg, uint32_t threads, int wak
 void sl_pool_free(sl_pool *p);             /* waits for the jobs that are being worked on; the rest is dropped */
 void sl_pool_put(sl_pool *p, sl_job *job); /* takes the job */
 sl_job *sl_pool_take(sl_pool *p);          /* the oldest job if it is finished, else NULL; free with sl_job_free */
+bool sl_pool_lacking(sl_pool *p);          /* does a row wait for what the machine lacks? */
 uint64_t sl_pool_jobs(const sl_pool *p);   /* put and not taken */
 uint64_t sl_pool_bytes(const sl_pool *p);  /* of their data */
 void sl_job_free(sl_job *job);

@@ -1,5 +1,6 @@
 #include "stages/feeder/prepare.h"
 #include "stages/feeder/chat.h"
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +11,20 @@ struct sl_preparer {
     sl_chat *chat;
 };
 
+/* A list that silently lacks what there was no memory for would be another row. So JSON gets its memory or the process
+ * ends, as everywhere here: the supervisor starts it again, and what was not acknowledged is pushed again. */
+static void *must_malloc(size_t n) {
+    void *p = malloc(n ? n : 1);
+    if (!p) abort();
+    return p;
+}
+static void set_json_memory(void) {
+    json_set_alloc_funcs(must_malloc, free);
+}
+
 int sl_preparer_new(sl_preparer **out, const sl_prep_cfg *cfg, sl_err *err) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, set_json_memory);
     sl_preparer *p = calloc(1, sizeof *p);
     if (!p) return sl_err_set(err, SL_ETEMP, "no memory for a feeder thread");
     p->cfg = *cfg;
@@ -42,6 +56,7 @@ void sl_prepared_free(sl_prepared *p) {
         free(p->parts[i].off);
     }
     free(p->parts);
+    free(p->lack);
     memset(p, 0, sizeof *p);
 }
 
@@ -65,6 +80,9 @@ static void refuse_part(sl_part *p, sl_reason r, const sl_err *why) {
 
 static void refuse(sl_prepared *out, sl_reason r, const sl_err *why) {
     refuse_part(new_part(out), r, why);
+    if (why->code != SL_ETEMP || out->lack) return;
+    out->lack = strndup(why->msg, 1000); /* not the row's doing: all of it is done again */
+    if (!out->lack) abort();
 }
 
 /* The last checks of a part whose ids and mask are there. */
@@ -239,6 +257,7 @@ static void prepare_turns(sl_preparer *p, const sl_row *row, sl_prepared *out) {
             return refuse(out, SL_R_TOO_BIG, &e);
         }
         prepare_chat(p, row, i + 1, true, out);
+        if (out->lack) return;
     }
     if (out->n) return;
     sl_refuse(&e, SL_R_UNSUPERVISED, "the conversation has no assistant turn");
@@ -270,7 +289,7 @@ static void prepare_row(sl_preparer *p, const sl_row *row, sl_prepared *out) {
     }
 }
 
-void sl_prepare_json(sl_preparer *p, const char *line, size_t n, sl_prepared *out) {
+int sl_prepare_json(sl_preparer *p, const char *line, size_t n, sl_prepared *out, sl_err *err) {
     memset(out, 0, sizeof *out);
     sl_row row;
     sl_err e;
@@ -280,4 +299,8 @@ void sl_prepare_json(sl_preparer *p, const char *line, size_t n, sl_prepared *ou
     else
         prepare_row(p, &row, out);
     sl_row_free(&row);
+    if (!out->lack) return SL_OK;
+    int rc = sl_err_set(err, SL_ETEMP, "%s", out->lack);
+    sl_prepared_free(out);
+    return rc;
 }

@@ -34,6 +34,16 @@ sl_reason sl_refuse(sl_err *why, sl_reason r, const char *fmt, ...) {
     return r;
 }
 
+sl_reason sl_lack(sl_err *why, sl_reason r, const char *fmt, ...) {
+    if (!why) return r;
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(why->msg, sizeof why->msg, fmt, ap); // NOLINT(clang-analyzer-valist.Uninitialized): a known false alarm
+    va_end(ap);
+    why->code = SL_ETEMP;
+    return r;
+}
+
 static const char *type_name(const json_t *v) {
     if (!v) return "nothing";
     switch (json_typeof(v)) {
@@ -116,7 +126,7 @@ static sl_reason parse_ids(sl_row *row, json_t *ids, json_t *mask, uint32_t voca
     if (n > UINT32_MAX) return sl_refuse(why, SL_R_TOO_BIG, "input_ids has %zu entries", n);
     row->ids = malloc(n * sizeof *row->ids);
     row->mask = malloc(n);
-    if (!row->ids || !row->mask) return sl_refuse(why, SL_R_TOO_BIG, "no memory for %zu ids", n);
+    if (!row->ids || !row->mask) return sl_lack(why, SL_R_TOO_BIG, "no memory for %zu ids", n);
     for (size_t i = 0; i < n; i++) {
         json_t *v = json_array_get(ids, i);
         if (!json_is_integer(v))
@@ -188,7 +198,7 @@ static sl_reason join_parts(json_t **out, json_t *list, size_t at, sl_err *why) 
         total += json_string_length(t);
     }
     char *buf = malloc(total + 1);
-    if (!buf) return sl_refuse(why, SL_R_TOO_BIG, "no memory for message %zu", at);
+    if (!buf) return sl_lack(why, SL_R_TOO_BIG, "no memory for message %zu", at);
     size_t n = 0;
     json_array_foreach(list, i, p) {
         json_t *t = json_is_string(p) ? p : field(p, "text");
@@ -299,7 +309,7 @@ static sl_reason parse_text(sl_row *row, json_t *a, json_t *b, sl_err *why) {
     size_t na = json_string_length(a), nb = b ? json_string_length(b) : 0;
     if (b ? !nb : !na) return sl_refuse(why, SL_R_EMPTY, "%s is empty", b ? "completion" : "text");
     row->text = malloc(na + nb + 1);
-    if (!row->text) return sl_refuse(why, SL_R_TOO_BIG, "no memory for %zu bytes of text", na + nb);
+    if (!row->text) return sl_lack(why, SL_R_TOO_BIG, "no memory for %zu bytes of text", na + nb);
     memcpy(row->text, json_string_value(a), na);
     if (nb) memcpy(row->text + na, json_string_value(b), nb);
     row->text[na + nb] = 0;

@@ -61,6 +61,9 @@ void sl_row_free(sl_row *row);
 /* Fill *why (SL_EDATA, the sentence) and return r: how every part of the feeder refuses a row. */
 sl_reason sl_refuse(sl_err *why, sl_reason r, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
+/* The same for what says nothing about the row: no memory just now. *why gets SL_ETEMP, and the row is tried again. */
+sl_reason sl_lack(sl_err *why, sl_reason r, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+
 /* First byte that is not valid UTF-8 (surrogates and overlong forms are not), or n when all is well. */
 size_t sl_utf8_check(const char *s, size_t n);
 #endif

@@ -1,4 +1,5 @@
 #include "stages/feeder/template.h"
+#include "ipc/file.h"
 #include "ipc/metrics.h"
 #include "stages/compute/gguf.h"
 #include "stages/feeder/rows.h"
@@ -29,12 +30,13 @@ static char *read_file(const char *path, size_t *n) {
     FILE *f = fopen(path, "re");
     if (!f) return NULL;
     char *buf = malloc(MAX_SOURCE * 4 + 1);
+    errno = 0;
     *n = buf ? fread(buf, 1, MAX_SOURCE * 4, f) : 0;
-    int bad = ferror(f);
+    int bad = ferror(f) ? errno ? errno : EIO : 0;
     fclose(f);
     if (!buf || bad) {
         free(buf);
-        errno = bad ? EIO : ENOMEM;
+        errno = bad ? bad : ENOMEM;
         return NULL;
     }
     buf[*n] = 0;
@@ -83,35 +85,46 @@ static void take_special(sl_template *t, const json_t *conf) {
     }
 }
 
+/* A file that may be missing, as JSON: *out = NULL when there is none. A file that is there and cannot be opened just now
+ * is not one that is missing: rows would go through another template, or be turned away for want of one. */
+static int load_json(json_t **out, const char *path, json_error_t *e, sl_err *err) {
+    *out = NULL;
+    FILE *f = fopen(path, "re");
+    if (!f && (errno == ENOENT || errno == ENOTDIR)) return SL_OK;
+    if (!f) return sl_err_sys(err, sl_file_read_code(errno), errno, "reading %s", path);
+    *out = json_loadf(f, JSON_DECODE_INT_AS_REAL, e);
+    fclose(f);
+    if (*out) return SL_OK;
+    return sl_err_set(err, json_error_code(e) == json_error_out_of_memory ? SL_ETEMP : SL_ECONFIG, "%s line %d: %s",
+                      path, e->line, e->text);
+}
+
 static int from_folder(sl_template *t, const char *dir, sl_err *err) {
     char path[PATH_MAX];
     size_t n;
     json_error_t e;
     json_t *j;
     snprintf(path, sizeof path, "%.4000s/special_tokens_map.json", dir);
-    if ((j = json_load_file(path, JSON_DECODE_INT_AS_REAL, NULL))) {
-        take_special(t, j);
-        json_decref(j);
-    }
+    int rc = load_json(&j, path, &e, err);
+    if (rc == SL_ETEMP) return rc; /* (one that is no JSON is passed over) */
+    take_special(t, j);
+    json_decref(j);
     snprintf(path, sizeof path, "%.4000s/tokenizer_config.json", dir);
-    if (!access(path, F_OK)) {
-        if (!(j = json_load_file(path, JSON_DECODE_INT_AS_REAL, &e)))
-            return sl_err_set(err, SL_ECONFIG, "%s line %d: %s", path, e.line, e.text);
-        take_special(t, j);
-        int rc = take_named(t, json_object_get(j, "chat_template"), path, err);
-        json_decref(j);
-        if (rc) return rc;
-    }
+    if ((rc = load_json(&j, path, &e, err))) return rc;
+    take_special(t, j);
+    rc = take_named(t, json_object_get(j, "chat_template"), path, err);
+    json_decref(j);
+    if (rc) return rc;
     snprintf(path, sizeof path, "%.4000s/chat_template.json", dir);
-    if ((j = json_load_file(path, JSON_DECODE_INT_AS_REAL, NULL))) {
-        int rc = take_named(t, json_object_get(j, "chat_template"), path, err);
-        json_decref(j);
-        if (rc) return rc;
-    }
+    if ((rc = load_json(&j, path, &e, err)) == SL_ETEMP) return rc;
+    rc = take_named(t, json_object_get(j, "chat_template"), path, err);
+    json_decref(j);
+    if (rc) return rc;
     snprintf(path, sizeof path, "%.4000s/chat_template.jinja", dir);
     char *s = read_file(path, &n);
+    if (!s && sl_file_read_code(errno) == SL_ETEMP) return sl_err_sys(err, SL_ETEMP, errno, "reading %s", path);
     if (!s) return SL_OK;
-    int rc = set_source(t, s, n, path, err); /* the newest place wins */
+    rc = set_source(t, s, n, path, err); /* the newest place wins */
     free(s);
     return rc;
 }
@@ -157,7 +170,7 @@ static int load(sl_template *t, const char *model, const char *file, const char 
     if (!rc && file && *file) {
         size_t n;
         char *s = read_file(file, &n);
-        if (!s) return sl_err_sys(err, SL_ECONFIG, errno, "reading the chat template %s", file);
+        if (!s) return sl_err_sys(err, sl_file_read_code(errno), errno, "reading the chat template %s", file);
         free(t->source_tools);
         t->source_tools = NULL;
         rc = set_source(t, s, n, file, err);
@@ -214,7 +227,18 @@ void sl_rendered_free(sl_rendered *r) {
     memset(r, 0, sizeof *r);
 }
 
-/* ---- the helper process ---- */
+/* ---- the helper process ----
+ *
+ * How asking it ends, besides SL_OK:
+ *   SL_EDATA      it says that the template failed on this row; it stays usable
+ *   GONE          it has ended; `ended` finds out what that means
+ *   SL_EINTERNAL  it hangs, is out of step, or died on this row: it is stopped, and the row is to blame
+ *   SL_ETEMP      memory, descriptors or processes are short: it is stopped, nobody is to blame, and the row is tried
+ *                 again later */
+enum { GONE = 1 };
+/* What became of a child that could not become the helper. */
+enum { CHILD_LATER = 75, CHILD_NEVER = 78 };
+enum { MAX_KILLED = 3 }; /* helpers that somebody (the kernel, for want of memory) may kill before the row is blamed */
 
 struct sl_renderer {
     const sl_template *t;
@@ -223,6 +247,7 @@ struct sl_renderer {
     int fd;
     bool tags;
     uint64_t starts;
+    unsigned killed; /* helpers killed from outside, one after the other, on the same row */
     sl_err broken; /* the template cannot be compiled: every row fails with this, without starting a helper each time */
 };
 
@@ -268,19 +293,22 @@ int sl_renderer_new(sl_renderer **out, const sl_template *t, const char *helper,
     return rc;
 }
 
-static void stop(sl_renderer *r) {
+/* Ends the helper with `sig`, if nothing has ended it before, and returns what did (waitpid). */
+static int stop(sl_renderer *r, int sig) {
+    int status = 0;
     if (r->fd >= 0) close(r->fd);
     r->fd = -1;
     if (r->pid > 0) {
-        kill(r->pid, SIGKILL);
-        while (waitpid(r->pid, NULL, 0) < 0 && errno == EINTR) {}
+        kill(r->pid, sig);
+        while (waitpid(r->pid, &status, 0) < 0 && errno == EINTR) {}
     }
     r->pid = 0;
+    return status;
 }
 
 void sl_renderer_free(sl_renderer *r) {
     if (!r) return;
-    stop(r);
+    stop(r, SIGKILL);
     free(r);
 }
 
@@ -288,7 +316,11 @@ uint64_t sl_renderer_restarts(const sl_renderer *r) {
     return r->starts ? r->starts - 1 : 0;
 }
 
-/* In the child, between fork and exec: only calls that are safe there. */
+/* In the child, between fork and exec: only calls that are safe there. Its status says whether another try may do. */
+static void cannot_become(int e) {
+    _exit(sl_file_code(e) == SL_ETEMP ? CHILD_LATER : CHILD_NEVER);
+}
+
 static void become_helper(int sock, char *script, pid_t parent) {
     char *argv[] = {"python3", "-I", script, NULL};
     char *env[] = {"PATH=/usr/bin:/bin", "LC_ALL=C.UTF-8", "PYTHONHASHSEED=0", "PYTHONDONTWRITEBYTECODE=1", NULL};
@@ -301,11 +333,11 @@ static void become_helper(int sock, char *script, pid_t parent) {
     if (unshare(CLONE_NEWUSER | CLONE_NEWNET)) {
     } /* where namespaces are not allowed, the process has no use for a network anyway */
     int null = open("/dev/null", O_RDWR);
-    if (dup2(sock, 0) < 0 || dup2(sock, 1) < 0 || dup2(null, 2) < 0) _exit(1);
+    if (null < 0 || dup2(sock, 0) < 0 || dup2(sock, 1) < 0 || dup2(null, 2) < 0) cannot_become(errno);
     close_range(3, ~0u, 0);
     execve("/usr/bin/python3", argv, env);
-    execvpe("python3", argv, env);
-    _exit(127);
+    if (errno == ENOENT || errno == EACCES) execvpe("python3", argv, env);
+    cannot_become(errno);
 }
 
 static int start(sl_renderer *r, sl_err *err) {
@@ -340,8 +372,9 @@ static deadline new_deadline(const sl_renderer *r) {
     return (deadline){sl_now_ns() + SL_TMPL_WALL_S * 1000000000ull, cpu_ns(r->pid) + SL_TMPL_CPU_S * 1000000000ull};
 }
 
-/* Wait until the helper's socket is ready; SL_ETEMP when the request has used its time up. Processor time decides, so
- * that a busy machine does not turn good rows away. */
+/* Wait until the helper's socket is ready; SL_EINTERNAL when the request has used its time up. Processor time decides, so
+ * that a busy machine does not turn good rows away: a template has nothing to wait for but the processor, and one that
+ * is not given any in all that time is no fault of the row. */
 static int await(sl_renderer *r, short events, const deadline *d, sl_err *err) {
     for (;;) {
         struct pollfd p = {.fd = r->fd, .events = events};
@@ -349,10 +382,11 @@ static int await(sl_renderer *r, short events, const deadline *d, sl_err *err) {
         if (n > 0) return SL_OK;
         if (n < 0 && errno != EINTR) return sl_err_sys(err, SL_ETEMP, errno, "waiting for the template helper");
         if (cpu_ns(r->pid) > d->cpu)
-            return sl_err_set(err, SL_ETEMP, "the template used more than %d s of processor time on this row",
+            return sl_err_set(err, SL_EINTERNAL, "the template used more than %d s of processor time on this row",
                               SL_TMPL_CPU_S);
         if (sl_now_ns() > d->wall)
-            return sl_err_set(err, SL_ETEMP, "the template took more than %d s on this row", SL_TMPL_WALL_S);
+            return sl_err_set(err, SL_ETEMP, "the template helper got less than %d s of processor time in %d s",
+                              SL_TMPL_CPU_S, SL_TMPL_WALL_S);
     }
 }
 
@@ -365,7 +399,9 @@ static int send_all(sl_renderer *r, const void *data, size_t n, const deadline *
             if (rc) return rc;
             continue;
         }
-        if (w < 0) return sl_err_set(err, SL_ETEMP, "the template helper ended before it took the row");
+        if (w < 0 && sl_file_code(errno) == SL_ETEMP)
+            return sl_err_sys(err, SL_ETEMP, errno, "sending to the template helper");
+        if (w < 0) return GONE;
         p += w;
         n -= (size_t)w;
     }
@@ -381,9 +417,9 @@ static int recv_all(sl_renderer *r, void *data, size_t n, const deadline *d, sl_
             if (rc) return rc;
             continue;
         }
-        if (g <= 0)
-            return sl_err_set(err, SL_ETEMP,
-                              "the template helper ended on this row (out of memory, or python3 is missing)");
+        if (g < 0 && sl_file_code(errno) == SL_ETEMP)
+            return sl_err_sys(err, SL_ETEMP, errno, "listening to the template helper");
+        if (g <= 0) return GONE;
         p += g;
         n -= (size_t)g;
     }
@@ -405,7 +441,7 @@ static int recv_frame(sl_renderer *r, char **out, size_t *len, const deadline *d
     uint32_t n;
     int rc = recv_all(r, &n, 4, d, err);
     if (rc) return rc;
-    if (n > SL_TMPL_MAX_TEXT) return sl_err_set(err, SL_ETEMP, "the template helper sent a frame of %u bytes", n);
+    if (n > SL_TMPL_MAX_TEXT) return sl_err_set(err, SL_EINTERNAL, "the template helper sent a frame of %u bytes", n);
     char *s = malloc((size_t)n + 1);
     if (!s) return sl_err_set(err, SL_ETEMP, "no memory for a rendered text of %u bytes", n);
     if ((rc = recv_all(r, s, n, d, err))) {
@@ -422,17 +458,29 @@ static int recv_frame(sl_renderer *r, char **out, size_t *len, const deadline *d
 static int recv_json(sl_renderer *r, json_t **out, const deadline *d, sl_err *err) {
     char *s = NULL;
     size_t n = 0;
+    json_error_t je;
     int rc = recv_frame(r, &s, &n, d, err);
     if (rc || !s) return rc;
-    *out = json_loadb(s, n, 0, NULL);
+    *out = json_loadb(s, n, 0, &je);
     free(s);
-    if (!*out) return sl_err_set(err, SL_ETEMP, "the template helper sent something that is not JSON");
+    if (!*out && json_error_code(&je) == json_error_out_of_memory)
+        return sl_err_set(err, SL_ETEMP, "no memory for an answer of the template helper");
+    if (!*out) return sl_err_set(err, SL_EINTERNAL, "the template helper sent something that is not JSON");
     const char *e = json_string_value(json_object_get(*out, "error"));
     if (!e) return SL_OK;
     sl_err_set(err, SL_EDATA, "%s", e);
     json_decref(*out);
     *out = NULL;
     return SL_EDATA;
+}
+
+/* The helper says that it is there, with everything that it needs, before it has seen a template. */
+static int greet(sl_renderer *r, sl_err *err) {
+    deadline d = new_deadline(r);
+    json_t *a = NULL;
+    int rc = recv_json(r, &a, &d, err);
+    json_decref(a);
+    return rc;
 }
 
 static int hello(sl_renderer *r, sl_err *err) {
@@ -459,7 +507,7 @@ static int take_text(sl_renderer *r, json_t *info, sl_rendered *out, const deadl
     json_array_foreach(spans, i, s) {
         json_int_t a = json_integer_value(json_array_get(s, 0)), b = json_integer_value(json_array_get(s, 1));
         if (a < (json_int_t)at || b < a || b > (json_int_t)out->len)
-            return sl_err_set(err, SL_ETEMP, "the template helper sent spans out of order");
+            return sl_err_set(err, SL_EINTERNAL, "the template helper sent spans out of order");
         out->spans[i][0] = (size_t)a;
         out->spans[i][1] = at = (size_t)b;
     }
@@ -474,45 +522,75 @@ static int exchange(sl_renderer *r, json_t *request, size_t n, sl_rendered *out,
     if (!rc) rc = recv_json(r, &a, &d, err);
     json_t *list = json_object_get(a, "out");
     if (!rc && json_array_size(list) != n)
-        rc = sl_err_set(err, SL_ETEMP, "the template helper answered %zu of %zu jobs", json_array_size(list), n);
+        rc = sl_err_set(err, SL_EINTERNAL, "the template helper answered %zu of %zu jobs", json_array_size(list), n);
     for (size_t i = 0; !rc && i < n; i++) rc = take_text(r, json_array_get(list, i), &out[i], &d, err);
     json_decref(a);
     return rc;
 }
 
+/* NULL: no memory. */
 static json_t *make_request(const sl_render_job *jobs, size_t n, json_t *tools, json_t *documents) {
     json_t *list = json_array();
     for (size_t i = 0; i < n; i++)
-        json_array_append_new(list, json_pack("{s:O, s:b, s:O?}", "messages", jobs[i].messages, "gen", (int)jobs[i].gen,
-                                              "extra", jobs[i].extra));
+        if (json_array_append_new(list, json_pack("{s:O, s:b, s:O?}", "messages", jobs[i].messages, "gen",
+                                                  (int)jobs[i].gen, "extra", jobs[i].extra))) {
+            json_decref(list);
+            return NULL;
+        }
     return json_pack("{s:o, s:O?, s:O?}", "jobs", list, "tools", tools, "documents", documents);
+}
+
+/* The helper's end of the socket is closed. Before its greeting it knew no template and no row, so that something else
+ * was in its way; later, whatever it did, it did on this row. Killed from outside it most likely was because memory ran
+ * out everywhere (its own is limited, and running into that limit is an answer): that may pass. */
+static int ended(sl_renderer *r, bool greeted, sl_err *err) {
+    int status = stop(r, SIGABRT); /* (one that closed its socket and lives) */
+    bool killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+    if (!greeted && WIFEXITED(status) && WEXITSTATUS(status) == CHILD_NEVER)
+        return sl_err_set(err, SL_EINTERNAL, "python3 cannot be started for the template helper: is it installed?");
+    if (!greeted && WIFEXITED(status) && WEXITSTATUS(status) == CHILD_LATER)
+        return sl_err_set(err, SL_ETEMP, "no memory, processes or open files for the template helper");
+    if (!greeted || (killed && ++r->killed < MAX_KILLED))
+        return sl_err_set(err, SL_ETEMP, "the template helper %s %s %d%s",
+                          greeted ? "was ended by" : "did not start:", WIFSIGNALED(status) ? "signal" : "status",
+                          WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status),
+                          killed ? " (is memory short?)" : "");
+    return sl_err_set(
+        err, SL_EINTERNAL, "the template helper ended on this row (%s %d%s)", WIFSIGNALED(status) ? "signal" : "status",
+        WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status), killed ? ", and so did those before it" : "");
+}
+
+static int ensure_helper(sl_renderer *r, sl_err *err) {
+    if (r->fd >= 0) return SL_OK;
+    int rc = start(r, err);
+    if (!rc && (rc = greet(r, err)) == GONE) rc = ended(r, false, err);
+    if (!rc && (rc = hello(r, err)) == GONE) rc = ended(r, true, err);
+    if (rc == SL_EDATA) r->broken = *err;
+    if (rc) stop(r, SIGKILL);
+    return rc;
 }
 
 sl_reason sl_render(sl_renderer *r, const sl_render_job *jobs, size_t n, json_t *tools, json_t *documents,
                     sl_rendered *out, sl_err *why) {
     memset(out, 0, n * sizeof *out);
-    int rc = SL_OK;
+    sl_err e = {0};
     if (r->broken.code) {
         if (why) *why = r->broken;
         return SL_R_TEMPLATE;
     }
-    if (r->fd < 0) {
-        sl_err e = {0};
-        rc = start(r, &e);
-        if (!rc) rc = hello(r, &e);
-        if (rc) {
-            if (rc == SL_EDATA) r->broken = e;
-            if (why) *why = e;
-            stop(r);
-            return SL_R_TEMPLATE;
-        }
+    int rc = ensure_helper(r, &e);
+    if (!rc) {
+        json_t *q = make_request(jobs, n, tools, documents);
+        rc =
+            q ? exchange(r, q, n, out, &e) : sl_err_set(&e, SL_ETEMP, "no memory for a request to the template helper");
+        json_decref(q);
+        if (rc == GONE) rc = ended(r, true, &e);
     }
-    json_t *q = make_request(jobs, n, tools, documents);
-    rc = q ? exchange(r, q, n, out, why) : sl_err_set(why, SL_EDATA, "no memory for a request to the template helper");
-    json_decref(q);
+    if (rc != SL_ETEMP) r->killed = 0; /* the next one is another row */
     if (!rc) return SL_R_NONE;
     for (size_t i = 0; i < n; i++) sl_rendered_free(&out[i]);
-    if (rc == SL_ETEMP) stop(r); /* out of step, hung or dead: the next row gets a new one */
-    if (why) why->code = SL_EDATA;
+    if (rc != SL_EDATA) stop(r, SIGKILL); /* out of step, hung or dead: the next row gets a new one */
+    e.code = rc == SL_ETEMP ? SL_ETEMP : SL_EDATA;
+    if (why) *why = e;
     return SL_R_TEMPLATE;
 }

@@ -10,7 +10,8 @@
  * row gives the same ids on every day. It has no network, no files, no new privileges; its memory is limited
  * (SL_TMPL_MEM) and a request may take SL_TMPL_CPU_S seconds of its processor time. A template that raises, hangs or
  * kills the helper costs that row (TEMPLATE, with the template's own message) and nothing else: the helper is started
- * again. */
+ * again. Nothing else costs a row: where processes, memory or open files are short, the helper cannot be started or is
+ * killed from outside, the code in *why is SL_ETEMP, nothing is said of the row, and whoever asked tries again later. */
 #ifndef SL_FEEDER_TEMPLATE_H
 #define SL_FEEDER_TEMPLATE_H
 #include "ipc/err.h"
@@ -34,7 +35,7 @@ typedef struct sl_template {
 } sl_template;
 
 /* model: folder or .gguf; file: a template file or ""; args: JSON object of extra arguments or "". SL_ECONFIG when a
- * named file cannot be used; *out = NULL and 0 with a sentence in *err when the model simply has none. */
+ * named file cannot be used, SL_ETEMP when something could not be read just now; *out = NULL and 0 with a sentence in *err when the model simply has none. */
 int sl_template_load(sl_template **out, const char *model, const char *file, const char *args, sl_err *err);
 void sl_template_free(sl_template *t);
 
@@ -61,7 +62,7 @@ typedef struct sl_renderer sl_renderer; /* one helper process; one thread */
 int sl_renderer_new(sl_renderer **out, const sl_template *t, const char *helper, sl_err *err);
 void sl_renderer_free(sl_renderer *r); /* ends the helper */
 /* Render n <= 256 jobs with the same tools and documents; out[0..n). SL_R_TEMPLATE and the sentence in *why: the first
- * one that failed. On failure nothing is left in out. */
+ * one that failed; or, with the code SL_ETEMP there, none did: try again. On failure nothing is left in out. */
 sl_reason sl_render(sl_renderer *r, const sl_render_job *jobs, size_t n, json_t *tools, json_t *documents,
                     sl_rendered *out, sl_err *why);
 uint64_t sl_renderer_restarts(const sl_renderer *r);

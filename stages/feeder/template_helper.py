@@ -2,6 +2,7 @@
 """The feeder's template helper: renders chat templates with Jinja2, and nothing else.
 
 One request after another on stdin, answers on stdout. Every frame is a 4-byte little-endian length and that many bytes.
+  before any      -> {"ready": true}: it runs; what ends it from here on is the template's doing
   first request   {"source": str, "source_tools": str|null, "vars": {...}}     -> {"ok": true, "tags": bool} | {"error": str}
   then            {"jobs": [{"messages": [...], "gen": bool, "extra": {...}}], "tools": [...]|null, "documents": ...|null}
                   -> {"out": [{"spans": [[a, b], ...]}, ...]} and one frame of UTF-8 text a job | {"error": str}
@@ -49,6 +50,7 @@ try:
     from jinja2.ext import Extension
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 except ImportError as e:
+    write_json({"ready": True})
     read_frame()
     write_json({"error": "Jinja2 for Python 3 is missing (Debian: apt install python3-jinja2): %s" % e})
     sys.exit(0)
@@ -147,15 +149,18 @@ def render(templates, variables, request):
 
 
 def limit():
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    most = resource.getrlimit(resource.RLIMIT_AS)[1]
+    memory = MEMORY if most == resource.RLIM_INFINITY else min(MEMORY, most)
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
 
 def main():
     limit()
-    first = read_frame()
     env = environment()
+    write_json({"ready": True})
+    first = read_frame()
     try:
         templates = [env.from_string(first["source"]), env.from_string(first["source_tools"]) if first.get("source_tools") else None]
         import datetime  # noqa: F401  (before files are given up)

@@ -1,4 +1,5 @@
 #include "stages/feeder/tokenizer.h"
+#include "ipc/file.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -185,7 +186,7 @@ static int slurp(const char *path, char **out, size_t *n, sl_err *err) {
     *out = NULL;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0 && (errno == ENOENT || errno == ENOTDIR)) return 0;
-    if (fd < 0) return sl_err_sys(err, SL_ECONFIG, errno, "opening %s", path);
+    if (fd < 0) return sl_err_sys(err, sl_file_read_code(errno), errno, "opening %s", path);
     if (fstat(fd, &st) || !S_ISREG(st.st_mode) || (unsigned long long)st.st_size > MAX_FILE) {
         close(fd);
         return sl_err_set(err, SL_ECONFIG, "%s is not a file of at most 1 GiB", path);
@@ -240,7 +241,7 @@ static bool ends_with(const char *s, const char *tail) {
 static int locate(source *s, const char *path, sl_err *err) {
     struct stat st;
     if (strlen(path) > 3900) return sl_err_set(err, SL_ECONFIG, "path of the tokenizer is too long");
-    if (stat(path, &st)) return sl_err_sys(err, SL_ECONFIG, errno, "no tokenizer at %s", path);
+    if (stat(path, &st)) return sl_err_sys(err, sl_file_read_code(errno), errno, "no tokenizer at %s", path);
     const char *slash = strrchr(path, '/');
     int dir = (int)(slash ? slash - path + 1 : 0);
     if (S_ISDIR(st.st_mode)) {

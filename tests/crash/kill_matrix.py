@@ -24,6 +24,7 @@ import tempfile
 import time
 
 REC = 128
+WAIT = 900  # seconds; only to end a run that hangs
 COMMIT_MAGIC, COMMIT, REJECT = 0x4D434C53, 2, 3
 
 
@@ -59,11 +60,18 @@ def files_of(store):
     return {n: open(os.path.join(d, n), "rb").read() for n in sorted(os.listdir(d))}
 
 
+def private_sockets(work):
+    """Sockets of services that are killed stay behind: here they go with the rest, and nobody has to sweep /tmp for them."""
+    os.environ["XDG_RUNTIME_DIR"] = os.path.join(work, "run")
+    os.mkdir(os.environ["XDG_RUNTIME_DIR"])
+
+
 class Matrix:
     def __init__(self, a):
         self.a = a
         self.sluice = os.path.join(a.bin, "tools", "sluice")
-        self.work = tempfile.mkdtemp(prefix="sluice-kill-")
+        self.work = tempfile.mkdtemp(prefix="sltest-kill-")
+        private_sockets(self.work)
         self.rows = os.path.join(self.work, "rows.jsonl")
         vocab = json.load(open(os.path.join(a.model, "config.json")))["vocab_size"]
         make_rows(self.rows, a.rows, vocab)
@@ -80,13 +88,24 @@ class Matrix:
         log = open(out + ".out", "ab")
         return subprocess.Popen(self.command(out, extra), stdout=log, stderr=log)
 
-    def finish(self, p, seconds=60):
+    def finish(self, p):
         try:
-            return p.wait(seconds)
+            return p.wait(WAIT)
         except subprocess.TimeoutExpired:
-            subprocess.run(["tail", "-30", os.path.join(self.current, "sluice.log")], check=False)
-            kill_all(tree(p.pid))
-            raise AssertionError(f"not done after {seconds} s")
+            kill_all(tree(p.pid) + [p.pid])
+            raise AssertionError(f"not done after {WAIT} s")
+
+    def until(self, p, met):
+        """Wait until something is so; False when the process ended before."""
+        end = time.monotonic() + WAIT
+        while not met():
+            if p.poll() is not None:
+                return met()
+            if time.monotonic() > end:
+                kill_all(tree(p.pid) + [p.pid])
+                raise AssertionError(f"did not come about in {WAIT} s")
+            time.sleep(0.02)
+        return True
 
     def reference(self):
         out = os.path.join(self.work, "reference")
@@ -130,7 +149,12 @@ class Matrix:
             shutil.rmtree(out, ignore_errors=True)
         except AssertionError as e:
             self.failed.append(name)
-            print(f"FAIL  {name}: {e}\n      kept: {out}", flush=True)
+            if not os.path.exists(self.rows):
+                e = f"somebody has removed what was in {self.work} while the test ran; {e}"
+            print(f"FAIL  {name}: {e}\n      kept: {out}; the end of what was said and of the log:", flush=True)
+            for path in (out + ".out", os.path.join(out, "sluice.log")):
+                if os.path.exists(path):
+                    print("".join("      " + x[:300] for x in open(path, errors="replace").readlines()[-20:]), flush=True)
 
     # ---- the ways to be disturbed ----
 
@@ -145,19 +169,20 @@ class Matrix:
 
     def random_stages(self, seed):
         def run(out):
-            rng, kills = random.Random(seed), 0
-            p = self.start(out, ["--set", "supervise.backoff_max=20ms"])
-            while p.poll() is None and kills < 6:
-                time.sleep(rng.uniform(0.05, 0.05 + self.ref_seconds / 4))
-                stages = [q for q in tree(p.pid) if name_of(q).startswith("sluice-")]
-                if stages:
-                    kill_all([rng.choice(stages)])
-                    kills += 1
-            rc = self.finish(p)
-            if rc != 0:
-                raise AssertionError(f"extract ended with {rc}")
-            if kills == 0:
-                raise AssertionError("nothing was killed")
+            rng, kills, latest = random.Random(seed), 0, self.ref_seconds / 4
+            while not kills:  # the reference was slow, this run was not: again from the start, and earlier
+                shutil.rmtree(out, ignore_errors=True)
+                p = self.start(out, ["--set", "supervise.backoff_max=20ms"])
+                while p.poll() is None and kills < 6:
+                    time.sleep(rng.uniform(0.01, 0.01 + latest))
+                    stages = [q for q in tree(p.pid) if name_of(q).startswith("sluice-")]
+                    if stages:
+                        kill_all([rng.choice(stages)])
+                        kills += 1
+                rc = self.finish(p)
+                if rc != 0:
+                    raise AssertionError(f"extract ended with {rc}")
+                latest /= 2
             return f"{kills} kills"
         return run
 
@@ -192,8 +217,9 @@ class Matrix:
     def interrupt(self, twice):
         """Ctrl-C: accepted rows are finished (75, or 0 when that was all); a second one kills. Then the command again."""
         def run(out):
-            p = self.start(out)
-            time.sleep(self.ref_seconds * 0.4)
+            p = self.start(out)  # before it has opened its log it does not listen to signals yet
+            if self.until(p, lambda: os.path.exists(os.path.join(out, "sluice.log"))):
+                time.sleep(self.ref_seconds * 0.4)
             p.send_signal(signal.SIGINT)
             if twice:
                 time.sleep(0.03)
@@ -218,15 +244,11 @@ class Matrix:
             return "skip"
         try:
             p = self.start(out, ["--set", "store.reserve=128KiB"])
-            end = time.monotonic() + 20
-            paused = False
-            while time.monotonic() < end and p.poll() is None and not paused:
-                time.sleep(0.2)
+            def paused():
                 s = subprocess.run([self.sluice, "status", "--json", "--at", out], capture_output=True, text=True)
-                paused = s.returncode in (0, 1) and s.stdout.startswith("{") and json.loads(s.stdout)["disk"]["paused"]
-            if not paused:
-                kill_all(tree(p.pid) + [p.pid])
-                raise AssertionError("the flow never said that the disk is full")
+                return s.returncode in (0, 1) and s.stdout.startswith("{") and json.loads(s.stdout)["disk"]["paused"]
+            if not self.until(p, paused):
+                raise AssertionError(f"the flow never said that the disk is full; extract ended with {p.poll()}")
             time.sleep(0.5)
             before = len(commit_rows(out))
             subprocess.run(["mount", "-o", "remount," + large, out], check=True)
@@ -279,7 +301,7 @@ def kill_all(pids):
 def wait_gone(_bin, out):
     """The next run must not meet the lock of the one that is dying."""
     import fcntl
-    end = time.monotonic() + 10
+    end = time.monotonic() + WAIT
     try:
         f = open(os.path.join(out, "sluiced.lock"), "r+")
     except OSError:

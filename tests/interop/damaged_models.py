@@ -86,7 +86,7 @@ def run(sluice, what, model, out):
     cmd = [sluice, "inspect", model]
     if what == "extract":
         cmd = [sluice, "extract", "--model", model, "--input", os.path.join(model, "rows.jsonl"), "--output", out, "--backend", "cpu"]
-    return subprocess.run(cmd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=limit, timeout=120, check=False)
+    return subprocess.run(cmd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=limit, timeout=900, check=False)
 
 
 def main():

@@ -16,7 +16,7 @@ from sluice_reader import Store  # noqa: E402
 from sluice_reader.dataset import as_tensor  # noqa: E402
 from sluice_reader.export import export  # noqa: E402
 
-base = tempfile.mkdtemp(prefix="sluice-interop-")
+base = tempfile.mkdtemp(prefix="sltest-interop-")
 try:
     store, out = os.path.join(base, "store"), os.path.join(base, "out")
     subprocess.run([sys.argv[1], "--make", store, "shards", "bf16", "24"], check=True)

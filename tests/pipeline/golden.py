@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 
-WAIT = 300  # seconds; only to end a run that hangs
+WAIT = 900  # seconds; only to end a run that hangs
 
 
 def divides(config, tp):
@@ -130,7 +130,7 @@ def main():
         if not os.path.exists(need):
             print(f"SKIPPED: {need} is not there")
             return 77
-    work = tempfile.mkdtemp(prefix="sluice-golden-")
+    work = tempfile.mkdtemp(prefix="sltest-golden-")
     f = Family(a, work)
     try:
         did = [tp for tp in map(int, a.widths.split(",")) if f.run("f32", tp)]

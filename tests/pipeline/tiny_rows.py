@@ -136,7 +136,7 @@ def main():
     if not os.path.exists(sluice) or not os.path.exists(config):
         print(f"SKIPPED: {sluice} or {config} is not there")
         return 77
-    work = tempfile.mkdtemp(prefix="sluice-tiny-")
+    work = tempfile.mkdtemp(prefix="sltest-tiny-")
     for n in (a.rows, 4 * a.rows):  # a busy machine may look too seldom: then longer
         bad, enough = run(a, sluice, json.load(open(config))["vocab_size"], n, work)
         if bad or enough:
