@@ -298,7 +298,7 @@ static void refusals(void **state) {
 
 /* ---- helpers that fail ---- */
 
-/* A helper that answers `hello`, then `answer` (Python expressions of bytes) to every request. */
+/* A helper that is ready, answers `hello`, then `answer` (Python expressions of bytes) to every request. */
 static void put_helper(const char *hello, const char *answer) {
     char s[2048];
     snprintf(s, sizeof s,
@@ -313,6 +313,7 @@ static void put_helper(const char *hello, const char *answer) {
              "        b += more\n"
              "    return b\n"
              "def request(): read(int.from_bytes(read(4), 'little'))\n"
+             "os.write(1, js({'ready': True}))\n"
              "request()\n"
              "os.write(1, %s)\n"
              "while True:\n"
