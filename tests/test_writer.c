@@ -226,8 +226,11 @@ static bool rank_batch(world *w, unsigned rank, uint64_t bpos, uint64_t batch_no
             if (lies == OTHER_WIDTH) d->width++;
             if (lies == OTHER_RANK) d->rank = (uint16_t)(1 - rank);
             if (lies == FEWER_ROWS) d->rows--;
-            if (lies == STATE_OUT_OF_RANGE) d->k = (uint16_t)K;
-            if (lies == CHUNK_OUT_OF_RANGE) d->c = n;
+            /* far out, and such that this rank would own it */
+            if (lies == STATE_OUT_OF_RANGE)
+                for (d->k = 65535; owner && sl_chunk_owner(bpos, d->k, c, TP) != rank;) d->k--;
+            if (lies == CHUNK_OUT_OF_RANGE)
+                for (d->c = 0x7fffffff; owner && sl_chunk_owner(bpos, k, d->c, TP) != rank;) d->c--;
             if (lies == OTHER_EPOCH) d->h.epoch++;
             if (lies == OTHER_BATCH) d->bpos++;
             sl_ring_publish(w->chunk[rank]);
