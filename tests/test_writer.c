@@ -53,7 +53,7 @@ typedef enum {
     VERDICTS_OF_ANOTHER_BATCH,
     VERDICTS_WITHOUT_A_HEAD,
     ROW_OF_ANOTHER_NUMBER,
-    ROW_OF_ANOTHER_LENGTH,
+    ROWS_OF_OTHER_LENGTHS,
     ROW_OF_ANOTHER_KEY,
     ROW_OF_ANOTHER_SET,
     ROW_NEVER_ACCEPTED,
@@ -266,7 +266,6 @@ static bool feed_batch(world *w, uint64_t first, uint32_t n_rows, uint32_t n_tok
                                  .mask_sum = x->mask_sum};
         if (first == 0 && i == 1) { /* an intake log that speaks of another row */
             if (w->lie == ROW_OF_ANOTHER_NUMBER) rows[i].row += 1000;
-            if (w->lie == ROW_OF_ANOTHER_LENGTH) rows[i].T--, rows[i].mask_sum = 0;
             if (w->lie == ROW_OF_ANOTHER_KEY) rows[i].key[1] ^= 1;
             if (w->lie == ROW_OF_ANOTHER_SET) rows[i].dataset ^= 1;
             if (w->lie == ROW_NEVER_ACCEPTED) rows[i].seq = 1000000;
@@ -275,6 +274,11 @@ static bool feed_batch(world *w, uint64_t first, uint32_t n_rows, uint32_t n_tok
         memcpy(str, x->id, rows[i].id_len);
         str += rows[i].id_len;
         t0 += x->T;
+    }
+    if (first == 0 && w->lie == ROWS_OF_OTHER_LENGTHS) { /* which together are as long as they should be */
+        MUST(n_rows > 2 && rows[1].T > 1);
+        rows[1].T--, rows[2].t0--, rows[2].T++;
+        rows[1].mask_sum = rows[2].mask_sum = 0;
     }
     uint64_t bytes = (uint64_t)(str - (char *)p);
     sl_desc_input *d = (sl_desc_input *)(void *)sl_ring_stage(w->batch[0], 1);
@@ -297,7 +301,7 @@ static bool gather_batch(world *w, uint64_t bpos, uint64_t first, uint32_t n_row
         sl_desc_sample *s = (sl_desc_sample *)(void *)sl_ring_stage(w->sample, 0);
         s->h.kind = SL_DESC_SAMPLE, s->h.epoch = epoch, s->seq = first + i, s->row = i,
         s->verdict = (uint16_t)x->verdict, s->nll = x->nll;
-        s->k = x->verdict ? 1 : 0xffff, s->token = x->verdict ? 0 : UINT32_MAX,
+        s->k = x->verdict ? 1 : 0xffff, s->token = x->verdict ? 3 : UINT32_MAX, s->detail = x->verdict ? 4711 : 0,
         s->nll_tokens = isnan(x->nll) ? 0 : x->T - 1;
         if (i == 1 && lies == VERDICT_OF_NO_KIND) s->h.kind = SL_DESC_BATCH;
         if (i == 1 && lies == VERDICT_OF_ANOTHER_ROW) s->row++;
@@ -388,6 +392,21 @@ static void healthy(const rig *r, uint64_t rejected) {
     sl_verify_free(&rep);
 }
 
+/* What stands beside the states of a rejected row is what gather said of it. */
+static void expect_reason(const rig *r, uint64_t seq, const char *says) {
+    char cmd[700], text[4096] = "";
+    snprintf(cmd, sizeof cmd, "cat \"$(grep -rl '\"seq\":%llu,' %s/quarantine --include=*.json)\"",
+             (unsigned long long)seq, r->store);
+    FILE *f = popen(cmd, "r");
+    MUST(f);
+    text[fread(text, 1, sizeof text - 1, f)] = 0;
+    pclose(f);
+    if (!strstr(text, says)) {
+        fprintf(stderr, "row of seq %llu: no '%s' in %s\n", (unsigned long long)seq, says, text);
+        exit(1);
+    }
+}
+
 static rig make(const char *base, const char *name, uint64_t n, uint32_t layout, uint32_t codec) {
     rig r;
     char store[420];
@@ -419,6 +438,11 @@ static int crash_matrix(const char *base) {
         r.rows[5].verdict = r.rows[40].verdict = SL_V_NONFINITE;
         MUST(run_all(&r, "", false, 0) == 0);
         healthy(&r, 2);
+        char says[128];
+        snprintf(says, sizeof says, "\"state\":1,\"h_index\":%u,\"final_norm\":%s,\"token\":3,\"detail\":4711,",
+                 r.m.set.v[1].hidx, r.m.set.v[1].final_norm ? "true" : "false");
+        expect_reason(&r, 5, says), expect_reason(&r, 5, "{\"verdict\":\"NONFINITE\",");
+        expect_reason(&r, 40, says);
         uint64_t want = states_sum(&r);
         MUST(run_all(&r, "", false, 0) == 0); /* the same rows again: nothing is written twice */
         healthy(&r, 2);
