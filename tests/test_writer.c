@@ -1,7 +1,7 @@
 /* The writer process, with synthetic ranks and gather on real rings: exactly once through every crash point, with the
  * rings kept (the writer alone dies) and with new rings (everything dies); dead epochs; rejected rows; a full disk.
  *
- *   test_writer WRITER [crash|full|many|lies]      WRITER: path of sluice-writer */
+ *   test_writer WRITER [crash|full|many|lies|release]      WRITER: path of sluice-writer */
 #include "ipc/boot.h"
 #include "ipc/doorbell.h"
 #include "stages/writer/verify.h"
@@ -97,7 +97,8 @@ static void start_writer(world *w) {
     }
 }
 
-static void make_world(world *w, rig *r, const char *crash, uint64_t reserve) {
+/* Everything but the writer. */
+static void make_rings(world *w, rig *r, const char *crash, uint64_t reserve) {
     memset(w, 0, sizeof *w);
     w->r = r;
     sl_boot *b = &w->boot;
@@ -155,6 +156,10 @@ static void make_world(world *w, rig *r, const char *crash, uint64_t reserve) {
              !sl_ring_attach(&w->chunk_g[i], g->chunk_fd[i], SL_CHUNK_VALIDATED, &err));
     MUST(!sl_metrics_attach(&w->m, b->metrics_fd, 2, &err) && !sl_ctl_attach(&w->ctl, b->ctl_fd, 1, 1, &err));
     atomic_store(&w->ctl[1].epoch, 1);
+}
+
+static void make_world(world *w, rig *r, const char *crash, uint64_t reserve) {
+    make_rings(w, r, crash, reserve);
     start_writer(w);
 }
 
@@ -288,7 +293,7 @@ static bool feed_batch(world *w, uint64_t first, uint32_t n_rows, uint32_t n_tok
     return true;
 }
 
-static bool gather_batch(world *w, uint64_t bpos, uint64_t first, uint32_t n_rows, uint32_t epoch) {
+static bool say_verdicts(world *w, uint64_t bpos, uint64_t first, uint32_t n_rows, uint32_t epoch) {
     WAIT(sl_ring_room(w->sample) > n_rows);
     sl_desc_batch *b = (sl_desc_batch *)(void *)sl_ring_stage(w->sample, 0);
     lie lies = bpos == 0 ? w->lie : TRUTH;
@@ -310,6 +315,11 @@ static bool gather_batch(world *w, uint64_t bpos, uint64_t first, uint32_t n_row
         if (i == 1 && lies == ROW_NEVER_ACCEPTED) s->seq = 1000000;
     }
     sl_ring_publish(w->sample);
+    return true;
+}
+
+static bool gather_batch(world *w, uint64_t bpos, uint64_t first, uint32_t n_rows, uint32_t epoch) {
+    if (!say_verdicts(w, bpos, first, n_rows, epoch)) return false;
     if (bpos % 3 == 0 && !breathe(w)) return false; /* now and then gather is slow to advance */
     for (int i = 0; i < TP; i++) MUST(!sl_ring_advance(w->chunk_g[i], sl_ring_pos(w->chunk_g[i], 0), &err));
     MUST(!sl_ring_advance(w->batch_g, bpos + 1, &err));
@@ -513,6 +523,68 @@ static int lies(const char *base) {
     return 0;
 }
 
+static void whole_batch(world *w) { /* all rows as batch 0, up to the ENDs */
+    uint32_t n = (uint32_t)w->r->n, tok = 0;
+    for (uint32_t i = 0; i < n; i++) tok += w->r->rows[i].T;
+    MUST(tok <= BATCH_TOKENS && feed_batch(w, 0, n, tok));
+    for (unsigned i = 0; i < TP; i++) MUST(rank_batch(w, i, 0, 0, 0, n, tok, 1, -1, false));
+}
+
+static void all_released(world *w) {
+    MUST(drain(w));
+    MUST(sl_ring_pos(w->sample, SL_SAMPLE_RELEASED) == sl_ring_pos(w->sample, 0));
+    MUST(sl_ring_pos(w->batch_g, SL_BATCH_RELEASED) == 1);
+    for (int i = 0; i < TP; i++) MUST(sl_ring_pos(w->chunk_g[i], SL_CHUNK_RELEASED) == sl_ring_pos(w->chunk_g[i], 0));
+    end_world(w);
+}
+
+/* A writer that died in the middle of a release: the next one goes on where it stopped, ring by ring. And what gather has
+ * not passed yet is not released, however durable it is. */
+static int release(const char *base) {
+    rig r = make(base, "release", 3, SL_LAYOUT_SHARDS, SL_CODEC_NONE);
+    for (unsigned released = 0; released <= TP + 1; released++) {
+        world all, *w = &all;
+        make_rings(w, &r, "", 0);
+        whole_batch(w);
+        MUST(gather_batch(w, 0, 0, (uint32_t)r.n, 1));
+        for (unsigned i = 0; i < released; i++) { /* as the writer before did, which had committed the rows */
+            sl_ring *x;
+            int fd = i < TP ? w->boot.groups[0].chunk_fd[i] : w->boot.groups[0].batch_fd;
+            MUST(!sl_ring_attach(&x, fd, i < TP ? SL_CHUNK_RELEASED : SL_BATCH_RELEASED, &err));
+            MUST(!sl_ring_advance(x, sl_ring_pos(x, 0), &err));
+            sl_ring_detach(x);
+        }
+        start_writer(w);
+        all_released(w);
+        healthy(&r, 0);
+    }
+    for (int passed = 0; passed < 2; passed++) { /* nothing; the chunks, but not the batch */
+        world all, *w = &all;
+        rig_rmtree(r.store);
+        rig_intake(&r);
+        make_rings(w, &r, "", 0);
+        whole_batch(w);
+        MUST(say_verdicts(w, 0, 0, (uint32_t)r.n, 1));
+        for (int i = 0; passed && i < TP; i++)
+            MUST(!sl_ring_advance(w->chunk_g[i], sl_ring_pos(w->chunk_g[i], 0), &err));
+        start_writer(w);
+        while (sl_metric_get(w->m, 3, SL_M_COMMITTED) < r.n) MUST(breathe(w));
+        uint64_t beat = sl_metric_get(w->m, 3, SL_M_HEARTBEAT);
+        while (sl_metric_get(w->m, 3, SL_M_HEARTBEAT) < beat + 3) MUST(breathe(w));
+        MUST(sl_ring_pos(w->sample, SL_SAMPLE_RELEASED) == 0 && sl_ring_pos(w->batch_g, SL_BATCH_RELEASED) == 0);
+        for (int i = 0; i < TP; i++) {
+            MUST(sl_ring_pos(w->chunk_g[i], SL_CHUNK_RELEASED) == 0);
+            MUST(!sl_ring_advance(w->chunk_g[i], sl_ring_pos(w->chunk_g[i], 0), &err));
+        }
+        MUST(!sl_ring_advance(w->batch_g, 1, &err));
+        all_released(w);
+        healthy(&r, 0);
+    }
+    rig_free(&r);
+    printf("released in part, and late: exactly once\n");
+    return 0;
+}
+
 /* A tmpfs too small, filled up by a stranger: the writer waits; when there is room it ends well. */
 static int disk_full(const char *base) {
     char mnt[340], hog[360];
@@ -574,10 +646,11 @@ int main(int argc, char **argv) {
     snprintf(base, sizeof base, "%s/sluice-writer-XXXXXX", here);
     if (!mkdtemp(base)) return 1;
     const char *what = argc > 2 ? argv[2] : "crash";
-    int rc = !strcmp(what, "full")   ? disk_full(base)
-             : !strcmp(what, "many") ? many_rows(base)
-             : !strcmp(what, "lies") ? lies(base)
-                                     : crash_matrix(base);
+    int rc = !strcmp(what, "full")      ? disk_full(base)
+             : !strcmp(what, "many")    ? many_rows(base)
+             : !strcmp(what, "lies")    ? lies(base)
+             : !strcmp(what, "release") ? release(base)
+                                        : crash_matrix(base);
     rig_rmtree(base);
     return rc;
 }
