@@ -100,6 +100,43 @@ static void simd_is_scalar(void **state) {
         sl_bf16_join_scalar(m0, e0, bias, z, n);
         assert_memory_equal(y, x, 2 * n);
         assert_memory_equal(z, x, 2 * n);
+#if defined(__x86_64__)
+        if (!__builtin_cpu_supports("avx2")) continue;
+        memset(m0, 0x55, n), memset(e0, 0x55, n), memset(y, 0x55, 2 * n);
+        sl_bf16_split_avx2(x, bias, m0, e0, n);
+        assert_memory_equal(m0, m1, n);
+        assert_memory_equal(e0, e1, n);
+        sl_bf16_join_avx2(m0, e0, bias, y, n);
+        assert_memory_equal(y, x, 2 * n);
+#endif
+    }
+}
+
+/* The bias is chosen alike on every CPU, so that the same states are the same bytes: exponents far from the bias on
+ * either side cost the table's last entry. */
+static void costs_are_alike(void **state) {
+    (void)state;
+    uint8_t cost[SL_BF16_COSTS];
+    for (int i = 0; i < SL_BF16_COSTS; i++) cost[i] = (uint8_t)(10 * i + 7);
+    for (uint32_t n = 1; n < 200; n++) {
+        uint8_t smp[200], bias[200];
+        uint16_t a[600], b[600];
+        for (uint32_t i = 0; i < 600; i++) a[i] = b[i] = (uint16_t)(rnd() % 1000);
+        for (uint32_t i = 0; i < 200; i++)
+            bias[i] = (uint8_t)rnd(), smp[i] = (uint8_t)(i % 3 ? bias[i] + rnd() % 20 - 10 : rnd());
+        uint16_t want[600];
+        for (uint32_t i = 0; i < n; i++)
+            for (uint32_t j = 0; j < 3; j++) { /* exponent - (bias - 1 + j) + 8 */
+                uint8_t v = (uint8_t)(smp[i] - bias[i] + 1 - (int)j + 8);
+                want[j * n + i] = (uint16_t)(a[j * n + i] + cost[v < SL_BF16_COSTS ? v : SL_BF16_COSTS - 1]);
+            }
+        sl_bf16_costs_scalar(smp, bias, cost, a, n);
+        assert_memory_equal(a, want, 6 * n);
+#if defined(__x86_64__)
+        if (!__builtin_cpu_supports("avx2")) continue;
+        sl_bf16_costs_avx2(smp, bias, cost, b, n);
+        assert_memory_equal(b, want, 6 * n);
+#endif
     }
 }
 
@@ -344,9 +381,10 @@ static void zstd_program_reads_it(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest t[] = {cmocka_unit_test(every_pattern),         cmocka_unit_test(odd_shapes),
-                                   cmocka_unit_test(simd_is_scalar),        cmocka_unit_test(ratio_and_literals),
-                                   cmocka_unit_test(repeated_tokens),       cmocka_unit_test(literal_frames),
-                                   cmocka_unit_test(codec_writes_literals), cmocka_unit_test(zstd_program_reads_it)};
+    const struct CMUnitTest t[] = {cmocka_unit_test(every_pattern),        cmocka_unit_test(odd_shapes),
+                                   cmocka_unit_test(simd_is_scalar),       cmocka_unit_test(costs_are_alike),
+                                   cmocka_unit_test(ratio_and_literals),   cmocka_unit_test(repeated_tokens),
+                                   cmocka_unit_test(literal_frames),       cmocka_unit_test(codec_writes_literals),
+                                   cmocka_unit_test(zstd_program_reads_it)};
     return cmocka_run_group_tests(t, NULL, NULL);
 }

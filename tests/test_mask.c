@@ -90,6 +90,17 @@ static sl_err e;
     before "{% for m in messages %}<|{{ m.role }}|>" content after "{% endfor %}"                                      \
            "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 #define C "{{ m.content }}"
+/* Reasoning in every turn; only where it is asked for, with a generation prompt that does not open it. */
+#define ALLTHINK                                                                                                       \
+    PLAIN("", "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}" C, "<|end|>")
+#define ASKTHINK                                                                                                       \
+    PLAIN("",                                                                                                          \
+          "{% if m.reasoning_content and preserve_thinking %}<think>{{ m.reasoning_content }}</think>{% endif %}" C,   \
+          "<|end|>")
+#define R1_IN_LINE                                                                                                     \
+    "{% for m in messages %}{% if m.role == 'user' %}<|User|>{{ m.content }}{% else %}<|Assistant|>"                   \
+    "{{ m.content.split('</think>')[-1] }}<|eos|>{% endif %}{% endfor %}"                                              \
+    "{% if add_generation_prompt %}<|Assistant|><think>{% endif %}"
 /* Refuses the probes, which have no system turn: the family's markers are taken. */
 #define SYSTEM_FIRST "{% if messages[0].role != 'system' %}{{ raise_exception('a system turn is needed') }}{% endif %}"
 
@@ -195,6 +206,63 @@ static const struct {
     {"kimi keeps inline", KIMI, U("q") "," A("<think>r</think>a"), KEEP, {"r</think>a<|im_end|>"}},
     {"r1 drops", R1, U("q") "," A("<think>\\nr\\n</think>a"), AS_TEMPLATE, {"a<|eos|>"}},
     {"r1 keeps", R1, U("p") "," A("x") "," U("q") "," AR("r", "a"), KEEP, {"x<|eos|>", "r\n</think>\n\na<|eos|>"}},
+    {"all keep",
+     ALLTHINK,
+     U("q") "," AR("r", "a") "," U("p") "," AR("t", "b"),
+     KEEP,
+     {"<think>r</think>a<|end|>", "<think>t</think>b<|end|>"}},
+    {"asked to keep", ASKTHINK, U("q") "," AR("r", "a"), KEEP, {"<think>r</think>a<|end|>"}},
+    {"not asked to keep", ASKTHINK, U("q") "," AR("r", "a"), AS_TEMPLATE, {"a<|end|>"}},
+    {"r1 keeps in line", R1_IN_LINE, U("q") "," AR("r", "a"), KEEP, {"r</think>a<|eos|>"}},
+    {"r1 keeps behind space", R1, U("q") "," A("\\n <think>r</think>a"), KEEP, {"r\n</think>\n\na<|eos|>"}},
+    {"r1 keeps the last one's own",
+     R1,
+     U("p") "," AR("one", "x") "," U("q") "," AR("two", "a"),
+     KEEP,
+     {"x<|eos|>", "two\n</think>\n\na<|eos|>"}},
+    {"r1 keeps a field before a text", R1, U("q") "," AR("r", "<think>t</think>a"), KEEP, {"r\n</think>\n\na<|eos|>"}},
+    {"r1 keeps the other field",
+     R1,
+     U("q") ",{\"role\":\"assistant\",\"reasoning\":\"r\",\"content\":\"a\"}",
+     KEEP,
+     {"r\n</think>\n\na<|eos|>"}},
+    {"r1, a question last", R1, U("q") "," AR("r", "a") "," U("p"), KEEP, {"a<|eos|>"}},
+    {"r1, a call last", /* its call has no place behind the reasoning */
+     R1,
+     U("q") ",{\"role\":\"assistant\",\"reasoning_content\":\"r\",\"content\":\"x\",\"tool_calls\":[{\"function\":{"
+            "\"name\":\"f\",\"arguments\":{}}}]}",
+     KEEP,
+     {"x<|eos|>"}},
+    {"reasoning that cannot be ended",
+     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: "
+     "<think>"
+     "{% endif %}",
+     U("q") "," AR("r", "a"),
+     KEEP,
+     {NULL},
+     SL_R_MASK,
+     "the turn with reasoning cannot be ended"},
+    {"an end of thought alone", R1, U("q") "," A("I say: </think>a"), KEEP, {"a<|eos|>"}},
+    {"a mark in a call",
+     THINKML,
+     U("q") "," CALL("look", "qzslmark0qz0.") "," T("res") "," A("done"),
+     1,
+     {"look<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"qzslmark0qz0.\"}}\n</tool_call><|im_end|>",
+      "<think>\n\n</think>\n\ndone<|im_end|>"}},
+    {"tags that are not reached",
+     "{% if messages | length > 9 %}{% generation %}{% endgeneration %}{% endif %}" CHATML,
+     U("q") "," A("a"),
+     1,
+     {NULL},
+     SL_R_MASK,
+     "none was reached for 1 assistant turns"},
+    {"a template that refuses marks",
+     "{% for m in messages %}{% if 'qzsl' in m.content %}{{ raise_exception('odd') }}{% endif %}{% endfor %}" CHATML,
+     U("q") "," A("a"),
+     1,
+     {NULL},
+     SL_R_MASK,
+     "odd"},
     {"tags", TAGS, U("q") "," A("a") "," U("p") "," A("b"), 1, {"a</s>", "b</s>"}},
     {"thinking prompt",
      THINKGEN,
@@ -406,6 +474,47 @@ static void check_case(size_t i) {
 static void golden(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) check_case(i);
+}
+
+/* What a template leaves out is told. */
+static void losses(void **state) {
+    (void)state;
+    static const struct {
+        const char *tmpl, *messages, *tools, *warn; /* "": nothing is lost */
+    } c[] = {
+        {CHATML, U("q") "," AR("because", "a"), NULL, "no place for reasoning"},
+        {ALLTHINK, U("q") "," AR("because", "a"), NULL, ""},
+        {THINKML, U("q") "," CALL("x", "1"), NULL, ""},
+        {CHATML, U("q") "," CALL("x", "1"), NULL, "message 1: the chat template leaves out the tool call 'f'"},
+        {PLAIN("", C "{% for t in m.tool_calls or [] %}<call {{ t.id }}>{% endfor %}", "<|end|>"),
+         U("q") ",{\"role\":\"assistant\",\"content\":\"x\",\"tool_calls\":[{\"id\":\"no_7\",\"function\":{\"name\":"
+                "\"weather\",\"arguments\":{}}}]}",
+         NULL, ""},
+        {CHATML "{# tools_ts_str #}", U("q") "," A("a"), "[{\"name\":\"f\"}]", "its JSON form is used"},
+        {CHATML "{# tools_ts_str #}", U("q") "," A("a"), NULL, ""},
+    };
+    for (size_t i = 0; i < sizeof c / sizeof *c; i++) {
+        sl_template t = {.source = strdup(c[i].tmpl)};
+        vars(&t);
+        sl_chat *chat;
+        if (sl_chat_new(&chat, &t, SL_REASONING_KEEP_LAST, NULL, &e)) fail_msg("%s", e.msg);
+        char buf[4096];
+        snprintf(buf, sizeof buf, "{\"messages\":[%s]}", c[i].messages);
+        sl_row row;
+        if (sl_row_parse(&row, buf, strlen(buf), 0, &e)) fail_msg("case %zu: %s", i, e.msg);
+        json_t *tools = c[i].tools ? json_loads(c[i].tools, 0, NULL) : NULL;
+        sl_chat_text out;
+        if (sl_chat_render(chat, row.messages, json_array_size(row.messages), tools, NULL, false, &out, &e))
+            fail_msg("case %zu: %s", i, e.msg);
+        if (*c[i].warn ? !strstr(out.warn, c[i].warn) : out.warn[0] != 0)
+            fail_msg("case %zu: warned '%s', expected '%s' of\n%s", i, out.warn, c[i].warn, out.text);
+        sl_chat_text_free(&out);
+        sl_row_free(&row);
+        sl_chat_free(chat);
+        json_decref(tools);
+        json_decref(t.vars);
+        free(t.source);
+    }
 }
 
 /* A template that eats memory or time costs its row; the next row gets a fresh helper. */
@@ -639,8 +748,11 @@ static void real(void **state) {
 
 int main(void) {
     sl_log_init("test", SL_ERROR);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(golden), cmocka_unit_test(hungry),
-                                       cmocka_unit_test(killed_helpers), cmocka_unit_test(long_conversation),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(golden),
+                                       cmocka_unit_test(losses),
+                                       cmocka_unit_test(hungry),
+                                       cmocka_unit_test(killed_helpers),
+                                       cmocka_unit_test(long_conversation),
                                        cmocka_unit_test(real)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

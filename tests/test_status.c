@@ -503,6 +503,14 @@ static void progress_is_published(void **s) {
     if (!hear(w, &p, &u, 5000)) fail_msg("the last event did not come");
     STR("msg", "last"); /* nothing before it: no second status, no event again */
     msgpack_unpacked_destroy(&u);
+    sl_super_event_add(&w->super, SL_INFO, "sluiced", "both");
+    sl_control_publish(&c, &w->st, now + 3 * SECOND); /* an event and the status: a message each */
+    if (!hear(w, &p, &u, 5000)) fail_msg("the event did not come");
+    STR("msg", "both");
+    msgpack_unpacked_destroy(&u);
+    if (!hear(w, &p, &u, 5000)) fail_msg("the status did not come");
+    STR("t", "status");
+    msgpack_unpacked_destroy(&u);
     zmq_close(p.sub);
     zmq_ctx_term(p.ctx);
     sl_control_close(&c);

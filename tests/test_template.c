@@ -275,7 +275,8 @@ static void refusals(void **state) {
     } c[] = {{"{% for %}", "cannot be compiled"},
              {"{{ messages.append(1) }}", "unsafe"},
              {"{{ raise_exception('not so') }}", "not so"},
-             {"{{ messages[0].content + 1 }}", "TypeError"}};
+             {"{{ messages[0].content + 1 }}", "TypeError"},
+             {"{{ 'x' * 67108865 }}", "has 67108865 bytes, at most 67108864"}};
     json_t *m = json_loads(one_message, 0, NULL);
     sl_render_job job = {.messages = m};
     sl_rendered out;

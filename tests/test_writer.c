@@ -2,10 +2,11 @@
  * rings kept (the writer alone dies) and with new rings (everything dies); dead epochs; rejected rows; states that
  * change behind the verdict; a full disk.
  *
- *   test_writer WRITER [crash|changed|full|many|lies]      WRITER: path of sluice-writer */
+ *   test_writer WRITER [crash|changed|full|many|lies|release]      WRITER: path of sluice-writer */
 #include "ipc/boot.h"
 #include "ipc/doorbell.h"
 #include "stages/writer/verify.h"
+#include "stages/writer/writer.h"
 #include "tests/store_rig.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -45,6 +46,7 @@ typedef enum {
     CHUNK_OUT_OF_RANGE,
     OTHER_EPOCH,
     OTHER_BATCH,
+    OTHER_POSITION,
     NOT_THE_OWNER, /* the last of those that cost the rows of that chunk; the others end the writer */
     VERDICT_OF_NO_KIND,
     VERDICT_OF_ANOTHER_ROW,
@@ -54,7 +56,7 @@ typedef enum {
     VERDICTS_OF_ANOTHER_BATCH,
     VERDICTS_WITHOUT_A_HEAD,
     ROW_OF_ANOTHER_NUMBER,
-    ROW_OF_ANOTHER_LENGTH,
+    ROWS_OF_OTHER_LENGTHS,
     ROW_OF_ANOTHER_KEY,
     ROW_OF_ANOTHER_SET,
     ROW_NEVER_ACCEPTED,
@@ -101,7 +103,8 @@ static void start_writer(world *w) {
     }
 }
 
-static void make_world(world *w, rig *r, const char *crash, uint64_t reserve) {
+/* Everything but the writer. */
+static void make_rings(world *w, rig *r, const char *crash, uint64_t reserve) {
     memset(w, 0, sizeof *w);
     w->r = r;
     sl_boot *b = &w->boot;
@@ -159,6 +162,10 @@ static void make_world(world *w, rig *r, const char *crash, uint64_t reserve) {
              !sl_ring_attach(&w->chunk_g[i], g->chunk_fd[i], SL_CHUNK_VALIDATED, &err));
     MUST(!sl_metrics_attach(&w->m, b->metrics_fd, 2, &err) && !sl_ctl_attach(&w->ctl, b->ctl_fd, 1, 1, &err));
     atomic_store(&w->ctl[1].epoch, 1);
+}
+
+static void make_world(world *w, rig *r, const char *crash, uint64_t reserve) {
+    make_rings(w, r, crash, reserve);
     start_writer(w);
 }
 
@@ -243,10 +250,16 @@ static bool rank_batch(world *w, unsigned rank, uint64_t bpos, uint64_t batch_no
             if (lies == OTHER_WIDTH) d->width++;
             if (lies == OTHER_RANK) d->rank = (uint16_t)(1 - rank);
             if (lies == FEWER_ROWS) d->rows--;
-            if (lies == STATE_OUT_OF_RANGE) d->k = (uint16_t)K;
-            if (lies == CHUNK_OUT_OF_RANGE) d->c = n;
+            /* far out, and such that this rank would own it */
+            if (lies == STATE_OUT_OF_RANGE)
+                for (d->k = 65535; owner && sl_chunk_owner(bpos, d->k, c, TP) != rank;) d->k--;
+            if (lies == CHUNK_OUT_OF_RANGE) {
+                d->rows = n_tokens - (n - 1) * CHUNK_ROWS; /* as many as the last one has */
+                for (d->c = 0x7fffffff; owner && sl_chunk_owner(bpos, k, d->c, TP) != rank;) d->c--;
+            }
             if (lies == OTHER_EPOCH) d->h.epoch++;
-            if (lies == OTHER_BATCH) d->bpos++;
+            if (lies == OTHER_BATCH) d->bpos += TP; /* which this rank would own too */
+            if (lies == OTHER_POSITION) d->h.pos++;
             sl_ring_publish(w->chunk[rank]);
         }
     WAIT(sl_ring_room(w->chunk[rank]));
@@ -280,7 +293,6 @@ static bool feed_batch(world *w, uint64_t first, uint32_t n_rows, uint32_t n_tok
                                  .mask_sum = x->mask_sum};
         if (first == 0 && i == 1) { /* an intake log that speaks of another row */
             if (w->lie == ROW_OF_ANOTHER_NUMBER) rows[i].row += 1000;
-            if (w->lie == ROW_OF_ANOTHER_LENGTH) rows[i].T--, rows[i].mask_sum = 0;
             if (w->lie == ROW_OF_ANOTHER_KEY) rows[i].key[1] ^= 1;
             if (w->lie == ROW_OF_ANOTHER_SET) rows[i].dataset ^= 1;
             if (w->lie == ROW_NEVER_ACCEPTED) rows[i].seq = 1000000;
@@ -290,6 +302,11 @@ static bool feed_batch(world *w, uint64_t first, uint32_t n_rows, uint32_t n_tok
         str += rows[i].id_len;
         t0 += x->T;
     }
+    if (first == 0 && w->lie == ROWS_OF_OTHER_LENGTHS) { /* which together are as long as they should be */
+        MUST(n_rows > 2 && rows[1].T > 1);
+        rows[1].T--, rows[2].t0--, rows[2].T++;
+        rows[1].mask_sum = rows[2].mask_sum = 0;
+    }
     uint64_t bytes = (uint64_t)(str - (char *)p);
     sl_desc_input *d = (sl_desc_input *)(void *)sl_ring_stage(w->batch[0], 1);
     d->h.kind = SL_DESC_INPUT, d->batch_no = first, d->bytes = bytes, d->n_rows = n_rows, d->n_tokens = n_tokens,
@@ -298,7 +315,7 @@ static bool feed_batch(world *w, uint64_t first, uint32_t n_rows, uint32_t n_tok
     return true;
 }
 
-static bool gather_batch(world *w, uint64_t bpos, uint64_t first, uint32_t n_rows, uint32_t epoch) {
+static bool say_verdicts(world *w, uint64_t bpos, uint64_t first, uint32_t n_rows, uint32_t epoch) {
     WAIT(sl_ring_room(w->sample) > n_rows);
     sl_desc_batch *b = (sl_desc_batch *)(void *)sl_ring_stage(w->sample, 0);
     lie lies = bpos == 0 ? w->lie : TRUTH;
@@ -311,9 +328,9 @@ static bool gather_batch(world *w, uint64_t bpos, uint64_t first, uint32_t n_row
         sl_desc_sample *s = (sl_desc_sample *)(void *)sl_ring_stage(w->sample, 0);
         s->h.kind = SL_DESC_SAMPLE, s->h.epoch = epoch, s->seq = first + i, s->row = i,
         s->verdict = (uint16_t)x->verdict, s->nll = x->nll;
-        s->k = x->verdict ? 1 : 0xffff, s->token = x->verdict ? 0 : UINT32_MAX,
+        s->k = x->verdict ? 1 : 0xffff, s->token = x->verdict ? 3 : UINT32_MAX,
         s->nll_tokens = isnan(x->nll) ? 0 : x->T - 1;
-        s->detail = x->verdict ? 0 : rig_row_sum(w->r, first + i);
+        s->detail = x->verdict ? 4711 : rig_row_sum(w->r, first + i);
         if (i == 1 && lies == VERDICT_OF_NO_KIND) s->h.kind = SL_DESC_BATCH;
         if (i == 1 && lies == VERDICT_OF_ANOTHER_ROW) s->row++;
         if (i == 1 && lies == VERDICT_OF_ANOTHER_SEQ) s->seq++;
@@ -321,6 +338,11 @@ static bool gather_batch(world *w, uint64_t bpos, uint64_t first, uint32_t n_row
         if (i == 1 && lies == ROW_NEVER_ACCEPTED) s->seq = 1000000;
     }
     sl_ring_publish(w->sample);
+    return true;
+}
+
+static bool gather_batch(world *w, uint64_t bpos, uint64_t first, uint32_t n_rows, uint32_t epoch) {
+    if (!say_verdicts(w, bpos, first, n_rows, epoch)) return false;
     if (bpos % 3 == 0 && !breathe(w)) return false; /* now and then gather is slow to advance */
     for (int i = 0; i < TP; i++) MUST(!sl_ring_advance(w->chunk_g[i], sl_ring_pos(w->chunk_g[i], 0), &err));
     MUST(!sl_ring_advance(w->batch_g, bpos + 1, &err));
@@ -399,6 +421,21 @@ static void healthy(const rig *r, uint64_t rejected) {
     sl_verify_free(&rep);
 }
 
+/* What stands beside the states of a rejected row is what gather said of it. */
+static void expect_reason(const rig *r, uint64_t seq, const char *says) {
+    char cmd[700], text[4096] = "";
+    snprintf(cmd, sizeof cmd, "cat \"$(grep -rl '\"seq\":%llu,' %s/quarantine --include=*.json)\"",
+             (unsigned long long)seq, r->store);
+    FILE *f = popen(cmd, "r");
+    MUST(f);
+    text[fread(text, 1, sizeof text - 1, f)] = 0;
+    pclose(f);
+    if (!strstr(text, says)) {
+        fprintf(stderr, "row of seq %llu: no '%s' in %s\n", (unsigned long long)seq, says, text);
+        exit(1);
+    }
+}
+
 static rig make(const char *base, const char *name, uint64_t n, uint32_t layout, uint32_t codec) {
     rig r;
     char store[420];
@@ -430,6 +467,11 @@ static int crash_matrix(const char *base) {
         r.rows[5].verdict = r.rows[40].verdict = SL_V_NONFINITE;
         MUST(run_all(&r, "", false, 0) == 0);
         healthy(&r, 2);
+        char says[128];
+        snprintf(says, sizeof says, "\"state\":1,\"h_index\":%u,\"final_norm\":%s,\"token\":3,\"detail\":4711,",
+                 r.m.set.v[1].hidx, r.m.set.v[1].final_norm ? "true" : "false");
+        expect_reason(&r, 5, says), expect_reason(&r, 5, "{\"verdict\":\"NONFINITE\",");
+        expect_reason(&r, 40, says);
         uint64_t want = states_sum(&r);
         MUST(run_all(&r, "", false, 0) == 0); /* the same rows again: nothing is written twice */
         healthy(&r, 2);
@@ -504,9 +546,55 @@ static int changed_states(const char *base) {
     return 0;
 }
 
+/* What a store says of itself is what the run was told. */
+static void manifest(void) {
+    static sl_boot b = {.n_layers = 4,
+                        .width = 8,
+                        .vocab = 100,
+                        .elem_size = 2,
+                        .n_captures = 2,
+                        .captures = {{.hidx = 2}, {.hidx = 4, .final_norm = 1}},
+                        .layout = SL_LAYOUT_FILES,
+                        .codec = SL_CODEC_NONE,
+                        .model = "/m",
+                        .model_fingerprint = "finger",
+                        .tokenizer_hash = "tok",
+                        .template_hash = "tmpl",
+                        .min_supervised = 3,
+                        .template_args = "{}"};
+    static const struct {
+        uint32_t overlong, train_on, per_turn, reasoning;
+        const char *rows_made;
+    } c[] = {
+        {0, 0, 0, 0,
+         "overlong=truncate min_supervised=3 train_on=all-assistant rows_from=conversation reasoning=keep-last "
+         "template_args={}"},
+        {1, 1, 1, 1,
+         "overlong=skip min_supervised=3 train_on=last-assistant rows_from=turn reasoning=template template_args={}"},
+        {2, 2, 0, 1,
+         "overlong=split min_supervised=3 train_on=all rows_from=conversation reasoning=template template_args={}"},
+    };
+    sl_manifest m;
+    for (size_t i = 0; i < sizeof c / sizeof *c; i++) {
+        b.overlong = c[i].overlong, b.train_on = c[i].train_on, b.per_turn = c[i].per_turn,
+        b.reasoning = c[i].reasoning;
+        sl_writer_manifest(&m, &b);
+        if (strcmp(m.rows_made, c[i].rows_made) != 0) {
+            fprintf(stderr, "rows_made is\n%s, expected\n%s\n", m.rows_made, c[i].rows_made);
+            exit(1);
+        }
+    }
+    MUST(m.set.n == 2 && m.set.v[0].hidx == 2 && !m.set.v[0].final_norm && m.set.v[1].hidx == 4 &&
+         m.set.v[1].final_norm);
+    MUST(m.set.width == 8 && m.set.elem_size == 2 && m.set.n_layers == 4 && m.vocab == 100);
+    MUST(m.layout == SL_LAYOUT_FILES && m.codec == SL_CODEC_NONE && !strcmp(m.model_path, "/m"));
+    MUST(!strcmp(m.set.model, "finger") && !strcmp(m.tokenizer_hash, "tok") && !strcmp(m.template_hash, "tmpl"));
+}
+
 /* Nothing that comes from a ring is believed. What gather called good is rejected where a chunk is not what it should be,
  * with the rows of that chunk and no others; what makes no sense ends the writer before it commits any of the batch. */
 static int lies(const char *base) {
+    manifest();
     for (lie l = NO_PAYLOAD; l < LIES; l++) {
         rig r = make(base, "lies", 20, SL_LAYOUT_SHARDS, SL_CODEC_NONE);
         uint64_t touched = 0; /* rows with one of the first CHUNK_ROWS tokens */
@@ -515,8 +603,9 @@ static int lies(const char *base) {
         make_world(&w, &r, "", 0);
         w.lie = l;
         bool done = run_once(&w);
-        if (l > NOT_THE_OWNER ? done || w.ended != 70 : !done) {
-            fprintf(stderr, "lie %d: the writer %s, status %d\n", (int)l, done ? "believed it" : "ended", w.ended);
+        if (w.deaths || (l > NOT_THE_OWNER ? done || w.ended != 70 : !done)) {
+            fprintf(stderr, "lie %d: the writer %s, status %d, %u deaths\n", (int)l, done ? "believed it" : "ended",
+                    w.ended, w.deaths);
             return 1;
         }
         end_world(&w);
@@ -534,6 +623,80 @@ static int lies(const char *base) {
         rig_free(&r);
     }
     printf("%d lies: none is believed\n", LIES - 1);
+    return 0;
+}
+
+static void whole_batch(world *w) { /* all rows as batch 0, up to the ENDs */
+    uint32_t n = (uint32_t)w->r->n, tok = 0;
+    for (uint32_t i = 0; i < n; i++) tok += w->r->rows[i].T;
+    MUST(tok <= BATCH_TOKENS && feed_batch(w, 0, n, tok));
+    for (unsigned i = 0; i < TP; i++) MUST(rank_batch(w, i, 0, 0, 0, n, tok, 1, -1, false));
+}
+
+static void all_released(world *w) {
+    MUST(drain(w));
+    MUST(sl_ring_pos(w->sample, SL_SAMPLE_RELEASED) == sl_ring_pos(w->sample, 0));
+    MUST(sl_ring_pos(w->batch_g, SL_BATCH_RELEASED) == 1);
+    for (int i = 0; i < TP; i++) MUST(sl_ring_pos(w->chunk_g[i], SL_CHUNK_RELEASED) == sl_ring_pos(w->chunk_g[i], 0));
+    end_world(w);
+}
+
+/* A writer that died in the middle of a release: the next one goes on where it stopped, ring by ring. And what gather has
+ * not passed yet is not released, however durable it is. */
+static int release(const char *base) {
+    rig r = make(base, "release", 3, SL_LAYOUT_SHARDS, SL_CODEC_NONE);
+    for (unsigned released = 0; released <= TP + 1; released++) {
+        world all, *w = &all;
+        make_rings(w, &r, "", 0);
+        whole_batch(w);
+        MUST(gather_batch(w, 0, 0, (uint32_t)r.n, 1));
+        for (unsigned i = 0; i < released; i++) { /* as the writer before did, which had committed the rows */
+            sl_ring *x;
+            int fd = i < TP ? w->boot.groups[0].chunk_fd[i] : w->boot.groups[0].batch_fd;
+            MUST(!sl_ring_attach(&x, fd, i < TP ? SL_CHUNK_RELEASED : SL_BATCH_RELEASED, &err));
+            MUST(!sl_ring_advance(x, sl_ring_pos(x, 0), &err));
+            sl_ring_detach(x);
+        }
+        start_writer(w);
+        all_released(w);
+        healthy(&r, 0);
+    }
+    for (int passed = 0; passed < 2; passed++) { /* nothing; the chunks, but not the batch */
+        world all, *w = &all;
+        rig_rmtree(r.store);
+        rig_intake(&r);
+        make_rings(w, &r, "", 0);
+        whole_batch(w);
+        MUST(say_verdicts(w, 0, 0, (uint32_t)r.n, 1));
+        for (int i = 0; passed && i < TP; i++)
+            MUST(!sl_ring_advance(w->chunk_g[i], sl_ring_pos(w->chunk_g[i], 0), &err));
+        start_writer(w);
+        while (sl_metric_get(w->m, 3, SL_M_COMMITTED) < r.n) MUST(breathe(w));
+        uint64_t beat = sl_metric_get(w->m, 3, SL_M_HEARTBEAT);
+        while (sl_metric_get(w->m, 3, SL_M_HEARTBEAT) < beat + 3) MUST(breathe(w));
+        MUST(sl_ring_pos(w->sample, SL_SAMPLE_RELEASED) == 0 && sl_ring_pos(w->batch_g, SL_BATCH_RELEASED) == 0);
+        for (int i = 0; i < TP; i++) {
+            MUST(sl_ring_pos(w->chunk_g[i], SL_CHUNK_RELEASED) == 0);
+            MUST(!sl_ring_advance(w->chunk_g[i], sl_ring_pos(w->chunk_g[i], 0), &err));
+        }
+        MUST(!sl_ring_advance(w->batch_g, 1, &err));
+        all_released(w);
+        healthy(&r, 0);
+    }
+    /* A run that is drained has not ended while gather may have something to say. */
+    world all, *w = &all;
+    rig_rmtree(r.store);
+    rig_intake(&r);
+    make_rings(w, &r, "", 0);
+    atomic_store(&w->ctl[0].draining, 1);
+    start_writer(w);
+    while (sl_metric_get(w->m, 3, SL_M_HEARTBEAT) < 3) MUST(breathe(w));
+    whole_batch(w);
+    MUST(gather_batch(w, 0, 0, (uint32_t)r.n, 1));
+    all_released(w);
+    healthy(&r, 0);
+    rig_free(&r);
+    printf("released in part, and late: exactly once\n");
     return 0;
 }
 
@@ -601,6 +764,7 @@ int main(int argc, char **argv) {
     int rc = !strcmp(what, "full")      ? disk_full(base)
              : !strcmp(what, "many")    ? many_rows(base)
              : !strcmp(what, "changed") ? changed_states(base)
+             : !strcmp(what, "release") ? release(base)
              : !strcmp(what, "lies")    ? lies(base)
                                         : crash_matrix(base);
     rig_rmtree(base);

@@ -221,7 +221,7 @@ static void prepare_chat(sl_preparer *p, const sl_row *row, size_t n_messages, b
         memset(mask, 1, ids.n);
     else if (!r) {
         size_t skip = only_last && t.n_spans ? t.n_spans - 1 : 0;
-        r = sl_mask_tokens(c->tok, &ids, t.text, t.len, t.spans + skip, t.n_spans - skip, mask, &e);
+        r = sl_mask_tokens(c->tok, &ids, t.text, t.len, skip ? t.spans + skip : t.spans, t.n_spans - skip, mask, &e);
     }
     if (!r) {
         uint32_t first = add_tokens(c, out, ids.ids, mask, ids.n, all ? "all" : t.how ? t.how : "no assistant turn");

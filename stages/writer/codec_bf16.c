@@ -51,8 +51,8 @@ __attribute__((target("avx512bw,avx512vl"))) static void join_512(const uint8_t 
     sl_bf16_join_scalar(mant + i, expo + i, bias + i, x + i, n - i);
 }
 
-__attribute__((target("avx2"))) static void split_256(const uint16_t *x, const uint8_t *bias, uint8_t *mant,
-                                                      uint8_t *expo, uint64_t n) {
+__attribute__((target("avx2"))) void sl_bf16_split_avx2(const uint16_t *x, const uint8_t *bias, uint8_t *mant,
+                                                        uint8_t *expo, uint64_t n) {
     const __m256i low = _mm256_set1_epi16(0xff);
     uint64_t i = 0;
     for (; i + 32 <= n; i += 32) {
@@ -69,8 +69,8 @@ __attribute__((target("avx2"))) static void split_256(const uint16_t *x, const u
     sl_bf16_split_scalar(x + i, bias + i, mant + i, expo + i, n - i);
 }
 
-__attribute__((target("avx2"))) static void join_256(const uint8_t *mant, const uint8_t *expo, const uint8_t *bias,
-                                                     uint16_t *x, uint64_t n) {
+__attribute__((target("avx2"))) void sl_bf16_join_avx2(const uint8_t *mant, const uint8_t *expo, const uint8_t *bias,
+                                                       uint16_t *x, uint64_t n) {
     uint64_t i = 0;
     for (; i + 16 <= n; i += 16) {
         __m128i e =
@@ -87,7 +87,7 @@ void sl_bf16_split(const uint16_t *x, const uint8_t *bias, uint8_t *mant, uint8_
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
         return split_512(x, bias, mant, expo, n);
-    if (__builtin_cpu_supports("avx2")) return split_256(x, bias, mant, expo, n);
+    if (__builtin_cpu_supports("avx2")) return sl_bf16_split_avx2(x, bias, mant, expo, n);
 #endif
     sl_bf16_split_scalar(x, bias, mant, expo, n);
 }
@@ -96,7 +96,7 @@ void sl_bf16_join(const uint8_t *mant, const uint8_t *expo, const uint8_t *bias,
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
         return join_512(mant, expo, bias, x, n);
-    if (__builtin_cpu_supports("avx2")) return join_256(mant, expo, bias, x, n);
+    if (__builtin_cpu_supports("avx2")) return sl_bf16_join_avx2(mant, expo, bias, x, n);
 #endif
     sl_bf16_join_scalar(mant, expo, bias, x, n);
 }
@@ -109,12 +109,10 @@ static double bits(const uint32_t *h, double total) {
     return b;
 }
 
-/* For each channel the cost in bits/8 of its sampled exponents under the biases b - 1, b, b + 1: cost[] is a table over
- * exponent - bias + 8, whose last entry also stands for everything out of range. add is u16[3][width]. */
-enum { COSTS = 16, SAMPLE = 64 };
+enum { COSTS = SL_BF16_COSTS, SAMPLE = 64 };
 
-static void costs_scalar(const uint8_t *smp, const uint8_t *bias, const uint8_t *cost, uint16_t *add, uint64_t from,
-                         uint64_t width) {
+static void costs_from(const uint8_t *smp, const uint8_t *bias, const uint8_t *cost, uint16_t *add, uint64_t from,
+                       uint64_t width) {
     for (uint64_t c = from; c < width; c++)
         for (uint8_t j = 0; j < 3; j++) {
             uint8_t v = (uint8_t)(smp[c] - bias[c] + 9 - j);
@@ -122,9 +120,13 @@ static void costs_scalar(const uint8_t *smp, const uint8_t *bias, const uint8_t 
         }
 }
 
+void sl_bf16_costs_scalar(const uint8_t *smp, const uint8_t *bias, const uint8_t *cost, uint16_t *add, uint64_t width) {
+    costs_from(smp, bias, cost, add, 0, width);
+}
+
 #if defined(__x86_64__)
-__attribute__((target("avx2"))) static void costs_256(const uint8_t *smp, const uint8_t *bias, const uint8_t *cost,
-                                                      uint16_t *add, uint64_t width) {
+__attribute__((target("avx2"))) void sl_bf16_costs_avx2(const uint8_t *smp, const uint8_t *bias, const uint8_t *cost,
+                                                        uint16_t *add, uint64_t width) {
     const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)cost));
     const __m256i last = _mm256_set1_epi8(COSTS - 1), zero = _mm256_setzero_si256();
     uint64_t c = 0;
@@ -140,15 +142,15 @@ __attribute__((target("avx2"))) static void costs_256(const uint8_t *smp, const 
             _mm256_storeu_si256(hi, _mm256_add_epi16(_mm256_loadu_si256(hi), _mm256_unpackhi_epi8(q, zero)));
         }
     }
-    costs_scalar(smp, bias, cost, add, c, width);
+    costs_from(smp, bias, cost, add, c, width);
 }
 #endif
 
 static void costs(const uint8_t *smp, const uint8_t *bias, const uint8_t *cost, uint16_t *add, uint64_t width) {
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx2")) return costs_256(smp, bias, cost, add, width);
+    if (__builtin_cpu_supports("avx2")) return sl_bf16_costs_avx2(smp, bias, cost, add, width);
 #endif
-    costs_scalar(smp, bias, cost, add, 0, width);
+    sl_bf16_costs_scalar(smp, bias, cost, add, width);
 }
 
 /* Histogram of every fourth sampled token's exponents, less the bias when there is one; returns how many. */
