@@ -4,9 +4,9 @@
  *   SLUICE_FAIL="PROGRAM CALL FILE ERRNO FIRST COUNT STATE"
  *
  * The calls number FIRST .. FIRST + COUNT - 1 (from 1, over all lives of PROGRAM) of CALL on paths that contain FILE
- * fail with ERRNO; with ERRNO 0 a write takes half of its bytes. Calls that name no file (fork, socketpair, ...) count as
- * calls on "-"; opening a file without making it is "open-old"; one that becomes another program counts as a call of the program that it was. STATE is a file that grows
- * by a byte a call that was met. */
+ * fail with ERRNO; with ERRNO 0 a write takes half of its bytes. Calls that name no file (fork, socketpair, ...) count
+ * as calls on "-"; opening a file without making it is "open-old"; one that becomes another program counts as a call of
+ * the program that it was. STATE is a file that grows by a byte a call that was met. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -36,7 +36,8 @@ __attribute__((constructor)) static void read_plan(void) {
     plan.mine = !strcmp(plan.program, program_invocation_short_name);
 }
 
-/* Is it this call's turn to fail? (The file is opened each time: a child between fork and exec has closed all others.) */
+/* Is it this call's turn to fail? (The file is opened each time: a child between fork and exec has closed all
+ * others.) */
 static int hit(const char *call, const char *path) {
     struct stat st;
     static ssize_t (*put)(int, const void *, size_t);

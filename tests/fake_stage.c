@@ -1,7 +1,7 @@
 /* A stage of every role that does no work, for test_supervise: it attaches like a real one, beats, and does what the
- * file <store>/do.<name> says: "exit N", "kill", "hang" (once), "row N" (as a rank that runs row N - 1 alone), "kill row N"
- * (and dies of it), or "die" and "loading" (SIGKILL in every life; later lives then die before they are READY). While draining it ends with 0. Each life adds a line with its epoch to
- * <store>/lives.<name>. */
+ * file <store>/do.<name> says: "exit N", "kill", "hang" (once), "row N" (as a rank that runs row N - 1 alone),
+ * "kill row N" (and dies of it), or "die" and "loading" (SIGKILL in every life; later lives then die before they are
+ * READY). While draining it ends with 0. Each life adds a line with its epoch to <store>/lives.<name>. */
 #include "ipc/boot.h"
 #include "ipc/doorbell.h"
 #include "ipc/log.h"

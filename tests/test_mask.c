@@ -558,8 +558,8 @@ static pid_t start_killer(void) {
     }
 }
 
-/* A helper that is killed from outside, as the kernel does when memory runs out, says nothing about the row: it is tried
- * again. One that kills every helper is told so in the end, and the next row gets a new one. */
+/* A helper that is killed from outside, as the kernel does when memory runs out, says nothing about the row: it is
+ * tried again. One that kills every helper is told so in the end, and the next row gets a new one. */
 static void killed_helpers(void **state) {
     (void)state;
     sl_template t = {.source = strdup("{% if messages[0].content == 'long' %}{% for i in range(99999) %}"

@@ -1,5 +1,5 @@
-/* status and control: every number of the map from logs, metrics and rings that are known; rates and the estimate of the
- * end by a clock of the test's own; what the two sockets answer, send, and refuse. */
+/* status and control: every number of the map from logs, metrics and rings that are known; rates and the estimate of
+ * the end by a clock of the test's own; what the two sockets answer, send, and refuse. */
 #include "daemon/control.h"
 #include "ipc/wire.h"
 #include <math.h>

@@ -556,8 +556,9 @@ static void legitimate(uint32_t ranks) {
     rig_close(&g);
 }
 
-/* What looks like a fault and is none: one embedding of zeros (of a token that pads), ids with the embeddings of others,
- * a state three times, and an NLL, which goes on as it came unless it counts more tokens than the row can have. */
+/* What looks like a fault and is none: one embedding of zeros (of a token that pads), ids with the embeddings of
+ * others, a state three times, and an NLL, which goes on as it came unless it counts more tokens than the row can
+ * have. */
 static void a_pad_and_a_pause(rig *g, uint32_t r, uint16_t *s) {
     (void)r;
     memset(state_at(g, s, 0, 33), 0, g->H * 2);

@@ -34,8 +34,8 @@ enum { TP = 2, CHUNK_ROWS = 8, BATCH_TOKENS = 96, BATCH_ROWS = 12 };
 static sl_err err;
 static const char *writer_path;
 
-/* What the chunk of state 1 that holds the first tokens of the first batch says falsely; the same of its row 1, its verdicts,
- * its batch. */
+/* What the chunk of state 1 that holds the first tokens of the first batch says falsely; the same of its row 1, its
+ * verdicts, its batch. */
 typedef enum {
     TRUTH,
     NO_PAYLOAD,
@@ -591,8 +591,9 @@ static void manifest(void) {
     MUST(!strcmp(m.set.model, "finger") && !strcmp(m.tokenizer_hash, "tok") && !strcmp(m.template_hash, "tmpl"));
 }
 
-/* Nothing that comes from a ring is believed. What gather called good is rejected where a chunk is not what it should be,
- * with the rows of that chunk and no others; what makes no sense ends the writer before it commits any of the batch. */
+/* Nothing that comes from a ring is believed. What gather called good is rejected where a chunk is not what it should
+ * be, with the rows of that chunk and no others; what makes no sense ends the writer before it commits any of the
+ * batch. */
 static int lies(const char *base) {
     manifest();
     for (lie l = NO_PAYLOAD; l < LIES; l++) {
@@ -641,8 +642,8 @@ static void all_released(world *w) {
     end_world(w);
 }
 
-/* A writer that died in the middle of a release: the next one goes on where it stopped, ring by ring. And what gather has
- * not passed yet is not released, however durable it is. */
+/* A writer that died in the middle of a release: the next one goes on where it stopped, ring by ring. And what gather
+ * has not passed yet is not released, however durable it is. */
 static int release(const char *base) {
     rig r = make(base, "release", 3, SL_LAYOUT_SHARDS, SL_CODEC_NONE);
     for (unsigned released = 0; released <= TP + 1; released++) {

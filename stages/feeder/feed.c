@@ -180,8 +180,8 @@ uint32_t sl_feed_client(sl_feed *f, const void *identity, size_t n) {
 
 /* ---- answers ---- */
 
-/* A client waits for its answer as long as this process lives. So one for which there is no memory ends the process: the
- * next one knows from the logs what to answer when the client asks again. */
+/* A client waits for its answer as long as this process lives. So one for which there is no memory ends the process:
+ * the next one knows from the logs what to answer when the client asks again. */
 static _Noreturn void unanswered(void) {
     sl_log(SL_ERROR, "no memory for an answer to a client: the feeder starts again, clients ask again");
     abort();

@@ -120,7 +120,8 @@ void sl_turn_marks_free(sl_turn_marks *m) {
     memset(m, 0, sizeof *m);
 }
 
-/* What is learned here holds for every row to come: to have learned nothing for want of memory would cost all of them. */
+/* What is learned here holds for every row to come: to have learned nothing for want of memory would cost all of
+ * them. */
 static char *dup_range(const char *s, size_t n) {
     char *p = n ? strndup(s, n) : NULL;
     if (n && !p) abort();

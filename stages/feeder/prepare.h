@@ -66,9 +66,9 @@ typedef struct sl_preparer sl_preparer;
 int sl_preparer_new(sl_preparer **out, const sl_prep_cfg *cfg, sl_err *err); /* copies *cfg */
 void sl_preparer_free(sl_preparer *p);
 
-/* A JSON line, or ids (+ mask or NULL). Fills *out with at least one part. SL_ETEMP: the machine lacks something just now
- * (memory, processes or open files, for the template helper above all); *out is empty, nothing is said of the row, and
- * it is to be tried again. */
+/* A JSON line, or ids (+ mask or NULL). Fills *out with at least one part. SL_ETEMP: the machine lacks something just
+ * now (memory, processes or open files, for the template helper above all); *out is empty, nothing is said of the
+ * row, and it is to be tried again. */
 int sl_prepare_json(sl_preparer *p, const char *line, size_t n, sl_prepared *out, sl_err *err);
 void sl_prepare_ids(sl_preparer *p, const int32_t *ids, uint32_t n, const uint8_t *mask, uint32_t n_mask,
                     const char *id, uint32_t id_len, sl_prepared *out);

@@ -85,8 +85,8 @@ static void take_special(sl_template *t, const json_t *conf) {
     }
 }
 
-/* A file that may be missing, as JSON: *out = NULL when there is none. A file that is there and cannot be opened just now
- * is not one that is missing: rows would go through another template, or be turned away for want of one. */
+/* A file that may be missing, as JSON: *out = NULL when there is none. A file that is there and cannot be opened just
+ * now is not one that is missing: rows would go through another template, or be turned away for want of one. */
 static int load_json(json_t **out, const char *path, json_error_t *e, sl_err *err) {
     *out = NULL;
     FILE *f = fopen(path, "re");
@@ -372,9 +372,9 @@ static deadline new_deadline(const sl_renderer *r) {
     return (deadline){sl_now_ns() + SL_TMPL_WALL_S * 1000000000ull, cpu_ns(r->pid) + SL_TMPL_CPU_S * 1000000000ull};
 }
 
-/* Wait until the helper's socket is ready; SL_EINTERNAL when the request has used its time up. Processor time decides, so
- * that a busy machine does not turn good rows away: a template has nothing to wait for but the processor, and one that
- * is not given any in all that time is no fault of the row. */
+/* Wait until the helper's socket is ready; SL_EINTERNAL when the request has used its time up. Processor time
+ * decides, so that a busy machine does not turn good rows away: a template has nothing to wait for but the processor,
+ * and one that is not given any in all that time is no fault of the row. */
 static int await(sl_renderer *r, short events, const deadline *d, sl_err *err) {
     for (;;) {
         struct pollfd p = {.fd = r->fd, .events = events};

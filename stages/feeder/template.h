@@ -35,7 +35,8 @@ typedef struct sl_template {
 } sl_template;
 
 /* model: folder or .gguf; file: a template file or ""; args: JSON object of extra arguments or "". SL_ECONFIG when a
- * named file cannot be used, SL_ETEMP when something could not be read just now; *out = NULL and 0 with a sentence in *err when the model simply has none. */
+ * named file cannot be used, SL_ETEMP when something could not be read just now; *out = NULL and 0 with a sentence in
+ * *err when the model simply has none. */
 int sl_template_load(sl_template **out, const char *model, const char *file, const char *args, sl_err *err);
 void sl_template_free(sl_template *t);
 

@@ -58,10 +58,12 @@ int sl_sink_wait_room(sl_sink *s, uint64_t need, sl_err *err) {
 int sl_sink_refused(sl_sink *s, uint64_t need, sl_err *err) {
     if (sl_sink_look_free(s) < s->cfg.reserve_bytes + need) return sl_sink_wait_room(s, need, err);
     if (++s->refused == 2) /* once may be a file that was deleted in the meantime */
-        sl_sink_note(s, 1,
-                     "%s: the file system refuses to write although %.1f MB are free: out of inodes, a quota, or room "
-                     "kept for others. The flow is paused and nothing is lost; make room and it goes on by itself",
-                     s->store, (double)s->free_bytes / 1e6);
+        sl_sink_note(
+            s, 1,
+            "%s: the file system refuses to write although %.1f MB are free: out of inodes, a quota, room kept "
+            "for others, or too few descriptors or memory. The flow is paused and nothing is lost; make room and it "
+            "goes on by itself",
+            s->store, (double)s->free_bytes / 1e6);
     if (s->cfg.on_tick) s->cfg.on_tick(s->cfg.arg);
     int rc = s->in_poll ? 0 : sl_sink_progress(s, false, err); /* what is written already can still be committed */
     if (!rc) poll(NULL, 0, s->refused < 10 ? 50 : 500);
@@ -455,7 +457,7 @@ static int step(sl_sink *s, group *g, sl_err *err) {
     }
     if (g->st == G_PUBLISHING) {
         if (!atomic_load_explicit(&g->pub.done, memory_order_acquire)) return 0;
-        if (g->pub_res == -ENOSPC || g->pub_res == -EDQUOT) { /* a folder has to grow */
+        if (g->pub_res && sl_file_code(-g->pub_res) == SL_ETEMP) { /* a folder has to grow, descriptors are short */
             int rc = sl_sink_refused(s, 1u << 20, err);
             if (!rc) sl_files_publish(s, g);
             return rc;

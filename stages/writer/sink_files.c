@@ -339,7 +339,7 @@ int sl_files_sync(sl_sink *s, group *g) {
             all = false;
             continue;
         }
-        if (f->res == -ENOSPC || f->res == -EDQUOT) {
+        if (f->res && sl_file_code(-f->res) == SL_ETEMP) {
             full = true;
             all = false;
             continue;

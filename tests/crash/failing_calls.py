@@ -41,6 +41,8 @@ CASES = [
     ("files", W, "rename", "/hs_", NOSPC, 4, 5, "refuses to write"),
     ("files", W, "fsync", "/hidden_states", IO, 1, 1, "Input/output error"),
     ("files", W, "fsync", "/hidden_states", QUOTA, 2, 4, "refuses to write"),
+    ("files", W, "open-old", "/hidden_states", FILES, 5, 4, "refuses to write"),  # (the folder, to sync its names)
+    ("files", W, "open", "/.tmp/0.st", FILES, 1, 4, "refuses to write"),
     ("files", W, "open", "/commit.log", QUOTA, 1, 2, "quota exceeded"),
     ("files", W, "pwrite", "/commit.log", NOSPC, 2, 4, "refuses to write"),
     ("files", W, "pwrite", "/commit.log", HALF, 2, 3, None),
