@@ -224,6 +224,22 @@ static const struct {
      U("q") ",{\"role\":\"assistant\",\"reasoning\":\"r\",\"content\":\"a\"}",
      KEEP,
      {"r\n</think>\n\na<|eos|>"}},
+    {"r1, a question last", R1, U("q") "," AR("r", "a") "," U("p"), KEEP, {"a<|eos|>"}},
+    {"r1, a call last", /* its call has no place behind the reasoning */
+     R1,
+     U("q") ",{\"role\":\"assistant\",\"reasoning_content\":\"r\",\"content\":\"x\",\"tool_calls\":[{\"function\":{"
+            "\"name\":\"f\",\"arguments\":{}}}]}",
+     KEEP,
+     {"x<|eos|>"}},
+    {"reasoning that cannot be ended",
+     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: "
+     "<think>"
+     "{% endif %}",
+     U("q") "," AR("r", "a"),
+     KEEP,
+     {NULL},
+     SL_R_MASK,
+     "the turn with reasoning cannot be ended"},
     {"an end of thought alone", R1, U("q") "," A("I say: </think>a"), KEEP, {"a<|eos|>"}},
     {"a mark in a call",
      THINKML,

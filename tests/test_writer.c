@@ -5,6 +5,7 @@
 #include "ipc/boot.h"
 #include "ipc/doorbell.h"
 #include "stages/writer/verify.h"
+#include "stages/writer/writer.h"
 #include "tests/store_rig.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -490,9 +491,55 @@ static int crash_matrix(const char *base) {
     return 0;
 }
 
+/* What a store says of itself is what the run was told. */
+static void manifest(void) {
+    static sl_boot b = {.n_layers = 4,
+                        .width = 8,
+                        .vocab = 100,
+                        .elem_size = 2,
+                        .n_captures = 2,
+                        .captures = {{.hidx = 2}, {.hidx = 4, .final_norm = 1}},
+                        .layout = SL_LAYOUT_FILES,
+                        .codec = SL_CODEC_NONE,
+                        .model = "/m",
+                        .model_fingerprint = "finger",
+                        .tokenizer_hash = "tok",
+                        .template_hash = "tmpl",
+                        .min_supervised = 3,
+                        .template_args = "{}"};
+    static const struct {
+        uint32_t overlong, train_on, per_turn, reasoning;
+        const char *rows_made;
+    } c[] = {
+        {0, 0, 0, 0,
+         "overlong=truncate min_supervised=3 train_on=all-assistant rows_from=conversation reasoning=keep-last "
+         "template_args={}"},
+        {1, 1, 1, 1,
+         "overlong=skip min_supervised=3 train_on=last-assistant rows_from=turn reasoning=template template_args={}"},
+        {2, 2, 0, 1,
+         "overlong=split min_supervised=3 train_on=all rows_from=conversation reasoning=template template_args={}"},
+    };
+    sl_manifest m;
+    for (size_t i = 0; i < sizeof c / sizeof *c; i++) {
+        b.overlong = c[i].overlong, b.train_on = c[i].train_on, b.per_turn = c[i].per_turn,
+        b.reasoning = c[i].reasoning;
+        sl_writer_manifest(&m, &b);
+        if (strcmp(m.rows_made, c[i].rows_made) != 0) {
+            fprintf(stderr, "rows_made is\n%s, expected\n%s\n", m.rows_made, c[i].rows_made);
+            exit(1);
+        }
+    }
+    MUST(m.set.n == 2 && m.set.v[0].hidx == 2 && !m.set.v[0].final_norm && m.set.v[1].hidx == 4 &&
+         m.set.v[1].final_norm);
+    MUST(m.set.width == 8 && m.set.elem_size == 2 && m.set.n_layers == 4 && m.vocab == 100);
+    MUST(m.layout == SL_LAYOUT_FILES && m.codec == SL_CODEC_NONE && !strcmp(m.model_path, "/m"));
+    MUST(!strcmp(m.set.model, "finger") && !strcmp(m.tokenizer_hash, "tok") && !strcmp(m.template_hash, "tmpl"));
+}
+
 /* Nothing that comes from a ring is believed. What gather called good is rejected where a chunk is not what it should be,
  * with the rows of that chunk and no others; what makes no sense ends the writer before it commits any of the batch. */
 static int lies(const char *base) {
+    manifest();
     for (lie l = NO_PAYLOAD; l < LIES; l++) {
         rig r = make(base, "lies", 20, SL_LAYOUT_SHARDS, SL_CODEC_NONE);
         uint64_t touched = 0; /* rows with one of the first CHUNK_ROWS tokens */
