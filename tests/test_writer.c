@@ -551,6 +551,7 @@ static int lies(const char *base) {
         world w;
         make_world(&w, &r, "", 0);
         w.lie = l;
+        w.die_together = true;
         bool done = run_once(&w);
         if (w.deaths || (l > NOT_THE_OWNER ? done || w.ended != 70 : !done)) {
             fprintf(stderr, "lie %d: the writer %s, status %d, %u deaths\n", (int)l, done ? "believed it" : "ended",
