@@ -693,7 +693,8 @@ static int disk_full(const char *base) {
         rig_rmtree(r.store);
         rig_free(&r);
     }
-    umount(mnt);
+    /* (the kernel lets go of a ring's files a moment after its process has ended) */
+    if (umount2(mnt, MNT_DETACH)) fprintf(stderr, "%s stays mounted: %s\n", mnt, strerror(errno));
     return 0;
 }
 
