@@ -238,11 +238,11 @@ static int look_up(sl_writer *w, const sl_batch_row *r, const sl_accepted_row **
                           r->seq, r->dataset);
     if ((*row)->row != r->row || (*row)->dataset != r->dataset || (*row)->T != r->T ||
         memcmp((*row)->key.w, r->key, sizeof r->key))
-        return sl_err_set(err, SL_EINTERNAL,
-                          "seq %" PRIu64 " is row %" PRIu64
-                          " of data set %u with %u tokens in the batch, but row %" PRIu64
-                          " of data set %u with %u tokens in intake.log",
-                          r->seq, r->row, r->dataset, r->T, (*row)->row, (*row)->dataset, (*row)->T);
+        return sl_err_set(
+            err, SL_EINTERNAL,
+            "seq %" PRIu64 " is row %" PRIu64 " of data set %u with %u tokens and key %016" PRIx64
+            " in the batch, but row %" PRIu64 " of data set %u with %u tokens and key %016" PRIx64 " in intake.log",
+            r->seq, r->row, r->dataset, r->T, r->key[0], (*row)->row, (*row)->dataset, (*row)->T, (*row)->key.w[0]);
     return 0;
 }
 
