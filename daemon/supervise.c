@@ -163,8 +163,9 @@ static uint64_t backoff_ms(const sl_config *c, unsigned times) {
     return wait > c->backoff_max_ms ? c->backoff_max_ms : wait;
 }
 
-/* No process, memory or descriptor for one process of the domain. Nobody died, so that costs nothing of the budget: what
- * runs of the domain is ended, and all of it is started anew until that works. ran: some process of it did begin. */
+/* No process, memory or descriptor for one process of the domain. Nobody died, so that costs nothing of the budget:
+ * what runs of the domain is ended, and all of it is started anew until that works. ran: some process of it did
+ * begin. */
 static void put_off(sl_super *s, sl_super_domain *d, uint64_t now, bool ran, const char *why) {
     uint64_t wait = backoff_ms(s->cfg, ++d->put_off);
     bool empty = true;

@@ -67,8 +67,9 @@ void sl_bf16_split(const uint16_t *x, const uint8_t *bias, uint8_t *mant, uint8_
 void sl_bf16_join(const uint8_t *mant, const uint8_t *expo, const uint8_t *bias, uint16_t *x, uint64_t n);
 void sl_bf16_split_scalar(const uint16_t *x, const uint8_t *bias, uint8_t *mant, uint8_t *expo, uint64_t n);
 void sl_bf16_join_scalar(const uint8_t *mant, const uint8_t *expo, const uint8_t *bias, uint16_t *x, uint64_t n);
-/* For each channel the cost in bits/8 of its sampled exponents under the biases b - 1, b, b + 1, added to add, u16[3][width]:
- * cost[] is a table over exponent - bias + 8, whose last entry also stands for everything out of range. */
+/* For each channel the cost in bits/8 of its sampled exponents under the biases b - 1, b, b + 1, added to add,
+ * u16[3][width]: cost[] is a table over exponent - bias + 8, whose last entry also stands for everything out of
+ * range. */
 enum { SL_BF16_COSTS = 16 };
 void sl_bf16_costs_scalar(const uint8_t *smp, const uint8_t *bias, const uint8_t *cost, uint16_t *add, uint64_t width);
 #if defined(__x86_64__) /* what a CPU without AVX-512 takes; only where there is AVX2 */
