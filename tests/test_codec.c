@@ -314,6 +314,31 @@ static void literal_frames(void **state) {
     free(enc);
 }
 
+/* Frames at the edge of the format, found by the fuzzer: refused by both, or the same bytes from both. */
+static void frames_at_the_edge(void **state) {
+    (void)state;
+    static const struct {
+        const char *what;
+        uint64_t n, len;
+        uint8_t enc[16];
+        bool good;
+    } c[] = {
+        {"a raw block", 4, 13, {0x28, 0xb5, 0x2f, 0xfd, 0x20, 4, 0x21, 0, 0, 1, 2, 3, 4}, true},
+        {"a compressed block larger than the window",
+         4,
+         15,
+         {0x28, 0xb5, 0x2f, 0xfd, 0x20, 4, 0x35, 0, 0, 0x20, 0x82, 0, 0xa2, 0, 0},
+         false},
+    };
+    for (size_t i = 0; i < sizeof c / sizeof *c; i++) {
+        uint8_t ours[16], theirs[16];
+        bool we = lit_read(c[i].enc, c[i].len, ours, c[i].n),
+             they = ZSTD_decompress(theirs, c[i].n, c[i].enc, c[i].len) == c[i].n;
+        if (we != c[i].good || they != c[i].good) fail_msg("%s: we %d, libzstd %d", c[i].what, we, they);
+        if (we) assert_memory_equal(ours, theirs, c[i].n);
+    }
+}
+
 /* The exponents that the codec writes are such a frame, and libzstd reads it. */
 static void codec_writes_literals(void **state) {
     (void)state;
@@ -381,10 +406,10 @@ static void zstd_program_reads_it(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest t[] = {cmocka_unit_test(every_pattern),        cmocka_unit_test(odd_shapes),
-                                   cmocka_unit_test(simd_is_scalar),       cmocka_unit_test(costs_are_alike),
-                                   cmocka_unit_test(ratio_and_literals),   cmocka_unit_test(repeated_tokens),
-                                   cmocka_unit_test(literal_frames),       cmocka_unit_test(codec_writes_literals),
-                                   cmocka_unit_test(zstd_program_reads_it)};
+    const struct CMUnitTest t[] = {cmocka_unit_test(every_pattern),         cmocka_unit_test(odd_shapes),
+                                   cmocka_unit_test(simd_is_scalar),        cmocka_unit_test(costs_are_alike),
+                                   cmocka_unit_test(ratio_and_literals),    cmocka_unit_test(repeated_tokens),
+                                   cmocka_unit_test(literal_frames),        cmocka_unit_test(frames_at_the_edge),
+                                   cmocka_unit_test(codec_writes_literals), cmocka_unit_test(zstd_program_reads_it)};
     return cmocka_run_group_tests(t, NULL, NULL);
 }

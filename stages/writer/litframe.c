@@ -431,7 +431,9 @@ int sl_lit_next(sl_lit *l, uint8_t *dst, uint32_t *n) {
     uint32_t h = (uint32_t)load_le(l->at, 3), kind = h >> 1 & 3, size = h >> 3, in = kind == 1 ? 1 : size;
     l->last = h & 1;
     l->at += 3;
-    if (kind == 3 || (kind != 2 && size > SL_LIT_BLOCK) || (uint64_t)(l->end - l->at) < in) return SL_LIT_OTHER;
+    /* A compressed block, too, has no more bytes than a block may yield (RFC 8878, 3.1.1.2.4). */
+    if (kind == 3 || size > (kind == 2 ? l->most : SL_LIT_BLOCK) || (uint64_t)(l->end - l->at) < in)
+        return SL_LIT_OTHER;
     if (kind == 0) memcpy(dst, l->at, *n = size);
     if (kind == 1) memset(dst, l->at[0], *n = size);
     if (kind == 2 && !literals(l, l->at, in, dst, n)) return SL_LIT_OTHER;

@@ -57,6 +57,7 @@ typedef struct slot {
 } slot;
 
 typedef struct shard_row { /* a row being written to the shard */
+    struct shard_row *next;
     sl_row_in r;
     uint64_t off, raw_bytes, a, b, row_sum; /* a, b: of the state under way; row_sum: of those before it */
     uint64_t *rel, *sums;                   /* [n_frames] */
@@ -85,6 +86,7 @@ typedef struct shard {
         uint64_t off;
     } held[64];
     unsigned n_held;
+    shard_row *rows, **rows_tail; /* not wholly written yet, in order */
 } shard;
 
 struct sl_sink {

@@ -430,6 +430,16 @@ static void compress(sl_job *j, unsigned worker) {
     if (!q->rc) q->enc_sum = XXH3_64bits(q->out, q->len);
 }
 
+/* The oldest row is written, or given up. */
+static void row_done(shard *h) {
+    shard_row *row = h->rows;
+    h->rows = row->next;
+    if (!h->rows) h->rows_tail = &h->rows;
+    free(row->rel);
+    free((void *)(uintptr_t)row->r.pieces);
+    free(row);
+}
+
 static int emit_one(sl_sink *s, sl_err *err) {
     slot *q = &s->slots[s->slot_out % s->n_slots];
     int rc = 0;
@@ -447,9 +457,7 @@ static int emit_one(sl_sink *s, sl_err *err) {
     if (q->kind == SL_FR_STATE) rc = emit_state(s, q, err);
     if (q->kind == SL_FR_END) {
         rc = emit_end(s, q->row, err);
-        free(q->row->rel);
-        free((void *)(uintptr_t)q->row->r.pieces);
-        free(q->row);
+        row_done(&s->sh);
     }
     s->slot_out++;
     return rc;
@@ -487,6 +495,9 @@ int sl_shard_row(sl_sink *s, const sl_row_in *r, sl_err *err) {
     *row = (shard_row){.r = *r, .rel = two, .sums = two + (uint64_t)c->n * blocks, .n_frames = c->n * blocks};
     row->r.pieces = pc;
     row->r.first = first;
+    if (!s->sh.rows) s->sh.rows_tail = &s->sh.rows;
+    *s->sh.rows_tail = row;
+    s->sh.rows_tail = &row->next;
     int rc = start_group(s, err);
     if (!rc) rc = sl_sink_rec(s, r, &row->rec, err);
     s->sh.n_rows += !rc;
@@ -495,7 +506,7 @@ int sl_shard_row(sl_sink *s, const sl_row_in *r, sl_err *err) {
         for (uint32_t t = 0; !rc && t < r->T; t += s->block_rows)
             rc = queue(s, row, SL_FR_STATE, k, t, r->T - t < s->block_rows ? r->T - t : s->block_rows, err);
     if (!rc) rc = queue(s, row, SL_FR_END, 0, 0, 0, err);
-    return rc; // NOLINT(clang-analyzer-unix.Malloc): a failure ends the sink, and the row goes with the process
+    return rc;
 }
 
 int sl_shard_end_group(sl_sink *s, sl_err *err) {
@@ -674,6 +685,7 @@ int sl_shard_next(sl_sink *s, sl_err *err) {
 }
 
 void sl_shard_close(sl_sink *s) {
+    while (s->sh.rows) row_done(&s->sh);
     if (s->sh.fd >= 0) close(s->sh.fd);
     free(s->sh.index);
 }
