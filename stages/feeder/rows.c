@@ -24,23 +24,25 @@ size_t sl_utf8_check(const char *s, size_t n) {
     return n;
 }
 
+static void say(sl_err *why, int code, const char *fmt, va_list ap) {
+    if (!why) return;
+    vsnprintf(why->msg, sizeof why->msg, fmt, ap); // NOLINT(clang-analyzer-valist.Uninitialized): a known false alarm
+    why->code = code;
+}
+
 sl_reason sl_refuse(sl_err *why, sl_reason r, const char *fmt, ...) {
-    if (!why) return r;
     va_list ap;
     va_start(ap, fmt);
-    vsnprintf(why->msg, sizeof why->msg, fmt, ap); // NOLINT(clang-analyzer-valist.Uninitialized): a known false alarm
+    say(why, SL_EDATA, fmt, ap);
     va_end(ap);
-    why->code = SL_EDATA;
     return r;
 }
 
 sl_reason sl_lack(sl_err *why, sl_reason r, const char *fmt, ...) {
-    if (!why) return r;
     va_list ap;
     va_start(ap, fmt);
-    vsnprintf(why->msg, sizeof why->msg, fmt, ap); // NOLINT(clang-analyzer-valist.Uninitialized): a known false alarm
+    say(why, SL_ETEMP, fmt, ap);
     va_end(ap);
-    why->code = SL_ETEMP;
     return r;
 }
 

@@ -352,7 +352,7 @@ int sl_sink_changed(sl_sink *s, const sl_row_in *r, uint64_t found, sl_err *err)
 
 uint64_t sl_sink_row_sum(const sl_sink *s, const sl_row_in *r) {
     const sl_capture_set *c = &s->cfg.manifest.set;
-    uint64_t bytes = (uint64_t)c->width * c->elem_size, h = 0;
+    uint64_t bytes = sl_sink_state_bytes(s), h = 0;
     for (uint32_t k = 0; k < c->n; k++) {
         uint64_t a = 0, b = 0;
         for (uint32_t i = r->first[k]; i < r->first[k + 1]; i++)
@@ -381,8 +381,7 @@ int sl_sink_row(sl_sink *s, const sl_row_in *r, sl_err *err) {
     if (!rc) rc = file ? sl_files_row(s, r, err) : sl_shard_row(s, r, err);
     if (!rc) rc = set_done(s, r->seq, err);
     if (rc) return rc;
-    s->open->bytes +=
-        (uint64_t)r->T * s->cfg.manifest.set.n * s->cfg.manifest.set.width * s->cfg.manifest.set.elem_size;
+    s->open->bytes += (uint64_t)r->T * s->cfg.manifest.set.n * sl_sink_state_bytes(s);
     return 0;
 }
 

@@ -119,6 +119,11 @@ struct sl_sink {
 
 enum { SL_FILE_GROUP_ROWS = 128 }; /* open descriptors a group */
 
+/* Bytes of one token's state. */
+static inline uint64_t sl_sink_state_bytes(const sl_sink *s) {
+    return (uint64_t)s->cfg.manifest.set.width * s->cfg.manifest.set.elem_size;
+}
+
 /* sink.c */
 void sl_sink_note(sl_sink *s, int warn, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 int sl_sink_wait_room(sl_sink *s, uint64_t need, sl_err *err);

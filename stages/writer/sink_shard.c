@@ -250,20 +250,14 @@ static int emit_end(sl_sink *s, shard_row *row, sl_err *err) {
 
 /* Tokens [t, ..) of the row: n bytes at p, summed for the comparison with what was validated. */
 static void sum_states(const sl_sink *s, slot *q, const uint8_t *p, uint64_t n, uint32_t t) {
-    uint64_t rb = (uint64_t)s->cfg.manifest.set.width * s->cfg.manifest.set.elem_size;
+    uint64_t rb = sl_sink_state_bytes(s);
     if (q->row->r.summed) sl_sum_states(p, n / rb, rb, t, &q->a, &q->b);
-}
-
-/* Whole tokens that are read twice from the nearer caches. */
-static uint64_t step_of(const sl_sink *s) {
-    uint64_t rb = (uint64_t)s->cfg.manifest.set.width * s->cfg.manifest.set.elem_size;
-    return rb < SUM_STEP ? SUM_STEP / rb * rb : rb;
 }
 
 /* The part of piece i that lies in the block: its bytes in *p, how many. */
 static uint64_t piece_of(const sl_sink *s, const slot *q, uint32_t i, const uint8_t **p) {
     const sl_piece *x = &q->row->r.pieces[i];
-    uint64_t rb = (uint64_t)s->cfg.manifest.set.width * s->cfg.manifest.set.elem_size;
+    uint64_t rb = sl_sink_state_bytes(s);
     uint32_t a = x->t0 > q->t0 ? x->t0 : q->t0, b = x->t0 + x->rows;
     if (b > q->t0 + q->rows) b = q->t0 + q->rows;
     if (a >= b) return 0;
@@ -302,24 +296,40 @@ static int write_from(sl_sink *s, const uint8_t *p, uint64_t n, sl_err *err) {
     return 0;
 }
 
+/* Every byte of the block where it lies, once from memory: hashed (copied behind what is there on the way, when `copy`),
+ * and summed for the comparison while it is in the nearer caches. *hash: its XXH3-64. */
+static int hash_block(sl_sink *s, slot *q, bool copy, uint64_t *hash, sl_err *err) {
+    const sl_row_in *r = &q->row->r;
+    uint64_t sb = sl_sink_state_bytes(s), step = sb < SUM_STEP ? SUM_STEP / sb * sb : sb, at = 0;
+    const uint8_t *p = NULL;
+    XXH3_state_t st;
+    int rc = 0;
+    XXH3_64bits_reset(&st);
+    for (uint32_t i = r->first[q->k]; !rc && i < r->first[q->k + 1]; i++)
+        for (uint64_t n = piece_of(s, q, i, &p), m; !rc && n; n -= m, p += m, at += m) {
+            m = n < step ? n : step;
+            if (copy)
+                rc = append(s, p, m, &st, err);
+            else
+                XXH3_64bits_update(&st, p, m);
+            sum_states(s, q, p, m, q->t0 + (uint32_t)(at / sb));
+        }
+    *hash = XXH3_64bits_digest(&st);
+    return rc;
+}
+
 /* The payload is summed where it lies and written from there; only what is left of its last page is copied. The header
  * comes before it and ends a page, so the buffer that it is in can go. */
 static int emit_direct(sl_sink *s, slot *q, sl_frame_head *f, sl_err *err) {
     shard *h = &s->sh;
     const sl_row_in *r = &q->row->r;
-    XXH3_state_t st;
     const uint8_t *p = NULL;
-    uint64_t left = f->enc_len, rb = (uint64_t)s->cfg.manifest.set.width * s->cfg.manifest.set.elem_size, at = 0;
-    XXH3_64bits_reset(&st);
-    for (uint32_t i = r->first[q->k]; i < r->first[q->k + 1]; i++)
-        for (uint64_t n = piece_of(s, q, i, &p), m; n; n -= m, p += m, at += m) {
-            m = n < step_of(s) ? n : step_of(s);
-            XXH3_64bits_update(&st, p, m);
-            sum_states(s, q, p, m, q->t0 + (uint32_t)(at / rb));
-        }
-    f->raw_sum = f->enc_sum = XXH3_64bits_digest(&st);
+    uint64_t left = f->enc_len;
+    int rc = hash_block(s, q, false, &f->raw_sum, err);
+    if (rc) return rc;
+    f->enc_sum = f->raw_sum;
     f->crc = sl_crc32c(0, f, sizeof *f - 4);
-    int rc = append(s, f, sizeof *f, NULL, err);
+    rc = append(s, f, sizeof *f, NULL, err);
     if (!rc && h->buf) rc = buffer_done(s, h->buf_at, err);
     for (uint32_t i = r->first[q->k]; !rc && i < r->first[q->k + 1]; i++) {
         uint64_t n = piece_of(s, q, i, &p), whole = n;
@@ -349,18 +359,8 @@ static int emit_copied(sl_sink *s, slot *q, sl_frame_head *f, sl_err *err) {
     if (q->out) {
         rc = append(s, q->out, q->len, NULL, err);
     } else {
-        const sl_row_in *r = &q->row->r;
-        const uint8_t *p = NULL;
-        uint64_t rb = (uint64_t)s->cfg.manifest.set.width * s->cfg.manifest.set.elem_size, at = 0;
-        XXH3_state_t st;
-        XXH3_64bits_reset(&st);
-        for (uint32_t i = r->first[q->k]; !rc && i < r->first[q->k + 1]; i++)
-            for (uint64_t n = piece_of(s, q, i, &p), m; !rc && n; n -= m, p += m, at += m) {
-                m = n < step_of(s) ? n : step_of(s);
-                rc = append(s, p, m, &st, err);
-                sum_states(s, q, p, m, q->t0 + (uint32_t)(at / rb));
-            }
-        f->raw_sum = f->enc_sum = XXH3_64bits_digest(&st);
+        rc = hash_block(s, q, true, &f->raw_sum, err);
+        f->enc_sum = f->raw_sum;
     }
     f->crc = sl_crc32c(0, f, sizeof *f - 4);
     memcpy(a, f, na);
@@ -375,7 +375,7 @@ static int emit_state(sl_sink *s, slot *q, sl_err *err) {
     shard *h = &s->sh;
     shard_row *row = q->row;
     const sl_capture_set *c = &s->cfg.manifest.set;
-    uint64_t raw = (uint64_t)q->rows * c->width * c->elem_size, len = q->out ? q->len : raw;
+    uint64_t raw = q->rows * sl_sink_state_bytes(s), len = q->out ? q->len : raw;
     int rc = append(s, NULL, sl_frame_place(h->off, q->used, len) - h->off, NULL, err);
     if (rc) return rc;
     sl_frame_head f = head_of(s, &row->r, SL_FR_STATE, raw);
@@ -394,7 +394,7 @@ static int emit_state(sl_sink *s, slot *q, sl_err *err) {
     row->raw_bytes += raw;
     row->a += q->a, row->b += q->b;
     if (q->t0 + q->rows == row->r.T) {
-        uint64_t bytes = (uint64_t)row->r.T * c->width * c->elem_size;
+        uint64_t bytes = row->r.T * sl_sink_state_bytes(s);
         row->row_sum = sl_sum_chain(row->row_sum, sl_sum_fold(row->a, row->b, bytes));
         row->a = row->b = 0;
     }
@@ -408,7 +408,7 @@ static void compress(sl_job *j, unsigned worker) {
     sl_sink *s = q->s;
     const sl_row_in *r = &q->row->r;
     const sl_capture_set *c = &s->cfg.manifest.set;
-    uint64_t rb = (uint64_t)c->width * c->elem_size, n = q->rows * rb, at = 0;
+    uint64_t n = q->rows * sl_sink_state_bytes(s), at = 0;
     const uint8_t *src = NULL;
     for (uint32_t i = r->first[q->k]; i < r->first[q->k + 1]; i++) {
         const uint8_t *from = NULL;

@@ -22,6 +22,8 @@ import sys
 import tempfile
 import time
 
+from common import private_sockets
+
 NOSPC, QUOTA, IO, HALF = errno.ENOSPC, errno.EDQUOT, errno.EIO, 0
 AGAIN, MEMORY, FILES, TABLE = errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE
 W, F, D = "sluice-writer", "sluice-feeder", "sluiced"
@@ -82,12 +84,6 @@ CASES = [
     ("files", D, "pidfd_open", "-", FILES, 3, 2, "cannot be started"),
     ("files", D, "execv", "/sluice-compute", MEMORY, 1, 2, "exec of a stage program failed"),
 ]
-
-
-def private_sockets(work):
-    """Sockets of services that are killed stay behind: here they go with the rest, and nobody has to sweep /tmp for them."""
-    os.environ["XDG_RUNTIME_DIR"] = os.path.join(work, "run")
-    os.mkdir(os.environ["XDG_RUNTIME_DIR"])
 
 
 class Runs:

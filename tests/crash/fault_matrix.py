@@ -21,6 +21,8 @@ import sys
 import tempfile
 import time
 
+from common import private_sockets
+
 # fault: (verdict, whole batch?), from ipc/faults.h. Rows of one batch are consecutive.
 FAULTS = {
     "flatten": ("SHAPE", True), "lost-dim": ("SHAPE", True), "missing-shard": ("MISSING_SHARD", None),
@@ -51,12 +53,6 @@ def tail(path, n=25):
     if not os.path.exists(path):
         return f"      no {path}; its folder holds {files_in(os.path.dirname(path))}"
     return "".join("      " + x[:300] for x in open(path, errors="replace").readlines()[-n:])
-
-
-def private_sockets(work):
-    """Sockets of services that are killed stay behind: here they go with the rest, and nobody has to sweep /tmp for them."""
-    os.environ["XDG_RUNTIME_DIR"] = os.path.join(work, "run")
-    os.mkdir(os.environ["XDG_RUNTIME_DIR"])
 
 
 class Matrix:

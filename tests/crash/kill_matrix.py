@@ -23,6 +23,8 @@ import sys
 import tempfile
 import time
 
+from common import private_sockets
+
 REC = 128
 WAIT = 900  # seconds; only to end a run that hangs
 COMMIT_MAGIC, COMMIT, REJECT = 0x4D434C53, 2, 3
@@ -58,12 +60,6 @@ def commit_rows(store):
 def files_of(store):
     d = os.path.join(store, "hidden_states")
     return {n: open(os.path.join(d, n), "rb").read() for n in sorted(os.listdir(d))}
-
-
-def private_sockets(work):
-    """Sockets of services that are killed stay behind: here they go with the rest, and nobody has to sweep /tmp for them."""
-    os.environ["XDG_RUNTIME_DIR"] = os.path.join(work, "run")
-    os.mkdir(os.environ["XDG_RUNTIME_DIR"])
 
 
 class Matrix:
